@@ -1,0 +1,1 @@
+"""Retire: versioned execution for LLM serving."""
