@@ -1,0 +1,1 @@
+"""The registry: versions, participants, leases, quotas and events in Valkey/Redis."""
