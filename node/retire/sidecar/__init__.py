@@ -1,0 +1,1 @@
+"""The node's sidecar: registry agent, lease keeper, mailbox writer and transition driver."""

@@ -1,0 +1,224 @@
+"""Attached API processes: who they are, and the commands that are waiting for their answers.
+
+Owns the fan-out of Switch (one round, one future, whatever the number of gates) and single asks
+(Fence, Inspect). Must never know versions or decide a transition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from retire.protocol.contract import GateOutcome
+from retire.protocol.errors import Unavailable
+from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry import names
+from retire.telemetry.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_log = logging.getLogger(names.LOGGER_SIDECAR)
+
+
+class LinkLost(Unavailable):
+    """The API process closed its link before it answered."""
+
+
+class Link:
+    """One attached API process: an outbox of encoded commands and the asks it has not answered."""
+
+    __slots__ = ("_outbox", "_wake", "asks", "closed", "hello")
+
+    def __init__(self, hello: pb.Hello) -> None:
+        self.hello = hello
+        self.closed = False
+        self.asks: dict[int, asyncio.Future[pb.GateReport]] = {}
+        self._outbox: deque[bytes] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def gate(self) -> str:
+        """The name the process gave itself, unique per process start."""
+        return self.hello.gate
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process's plugin found every seam it relies on."""
+        return not self.closed and not self.hello.seams_error
+
+    def send(self, encoded: bytes) -> None:
+        """Queue one encoded GateCommand; order is kept."""
+        self._outbox.append(encoded)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def next_command(self) -> bytes:
+        """Wait for the next queued command (one consumer: the writer of the stream)."""
+        while not self._outbox:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        return self._outbox.popleft()
+
+    def close(self) -> None:
+        """Fail every ask; nothing is sent any more."""
+        self.closed = True
+        for ask in self.asks.values():
+            if not ask.done():
+                ask.set_exception(LinkLost(f"gate {self.gate!r} detached"))
+        self.asks.clear()
+
+
+class SwitchRound:
+    """One Switch to a set of links: done when each has acked, detached or run out of its lease.
+
+    Why a silent process counts as ended after the lease: the mailbox was switched before the round
+    began, so whatever the process does next starts with a refused check. Only a frame that had passed
+    its check and was not yet handed to the transport is open, and a process stopped in between is
+    bounded like a node that was cut off: by the publish lease. A detached process (its Unix socket
+    closes only with the process, or by its own doing after its streams) cannot publish at all.
+    """
+
+    __slots__ = ("_clock", "_done", "_on_done", "_timer", "answers", "last_published", "waiting")
+
+    def __init__(self, links: Iterable[Link], *, lease_s: float, clock: Callable[[], float]) -> None:
+        loop = asyncio.get_running_loop()
+        self.waiting: set[Link] = set(links)
+        self.answers: list[tuple[str, GateOutcome, float]] = []  # gate, outcome, clock seconds
+        self.last_published: dict[str, int] = {}  # request id -> index of the last delivered token
+        self._clock = clock
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._timer = loop.call_later(lease_s, self._expire) if self.waiting else None
+        if not self.waiting:
+            self._done.set_result(None)
+
+    def ack(self, link: Link, ack: pb.SwitchAck) -> None:
+        """The process's event loop passed the barrier. A second ack changes nothing."""
+        if link in self.waiting:
+            self.last_published.update(ack.last_published_index)
+            self._settle(link, GateOutcome.ACKED)
+
+    def drop(self, link: Link) -> None:
+        """The process is gone."""
+        if link in self.waiting:
+            self._settle(link, GateOutcome.LEASE_ENDED)
+
+    async def wait(self) -> None:
+        """Until no link is waited for."""
+        await self._done
+
+    @property
+    def done(self) -> bool:
+        """Whether every link is settled."""
+        return self._done.done()
+
+    def _expire(self) -> None:
+        for link in tuple(self.waiting):
+            _log.warning("gate did not ack; its lease ended", extra=fields(gate=link.gate))
+            self._settle(link, GateOutcome.LEASE_ENDED)
+
+    def _settle(self, link: Link, outcome: GateOutcome) -> None:
+        self.waiting.discard(link)
+        self.answers.append((link.gate, outcome, self._clock()))
+        if not self.waiting and not self._done.done():
+            self._done.set_result(None)
+            if self._timer is not None:
+                self._timer.cancel()
+
+
+class Links:
+    """Every attached API process of the node."""
+
+    def __init__(self, *, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._rounds: dict[int, SwitchRound] = {}
+        self._commands = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def attach(self, hello: pb.Hello) -> Link:
+        """Admit a process; a link of the same name is replaced (the process reconnected)."""
+        old = self._links.get(hello.gate)
+        if old is not None:
+            self.detach(old)
+        link = self._links[hello.gate] = Link(hello)
+        return link
+
+    def detach(self, link: Link) -> None:
+        """Forget a process and settle what waits for it."""
+        if self._links.get(link.gate) is link:
+            del self._links[link.gate]
+        link.close()
+        for pending in tuple(self._rounds.values()):
+            pending.drop(link)
+
+    def switch(self, body: pb.Switch, *, only: Link | None = None) -> SwitchRound:
+        """Send one Switch to every link (or to one); the returned round is done when all are settled."""
+        command = next(self._commands)
+        links = (only,) if only is not None else tuple(self._links.values())
+        switching = SwitchRound(links, lease_s=self._lease_s, clock=self._clock)
+        if switching.done:
+            return switching
+        self._rounds[command] = switching
+        switching._done.add_done_callback(lambda _: self._rounds.pop(command, None))
+        encoded = pb.GateCommand(command=command, switch=body).SerializeToString()
+        for link in links:
+            link.send(encoded)
+        return switching
+
+    async def ask(self, link: Link, command: pb.GateCommand, *, timeout_s: float) -> pb.GateReport:
+        """Send one Fence or Inspect and wait for its answer. Raises LinkLost or TimeoutError."""
+        if link.closed:
+            raise LinkLost(f"gate {link.gate!r} detached")
+        command.command = number = next(self._commands)
+        answer: asyncio.Future[pb.GateReport] = asyncio.get_running_loop().create_future()
+        link.asks[number] = answer
+        link.send(command.SerializeToString())
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        finally:
+            link.asks.pop(number, None)
+
+    def tell(self, command: pb.GateCommand, *, only: Link | None = None) -> None:
+        """Send a command that has no answer (Quota, Welcome)."""
+        command.command = next(self._commands)
+        encoded = command.SerializeToString()
+        for link in (only,) if only is not None else tuple(self._links.values()):
+            link.send(encoded)
+
+    def receive(self, link: Link, report: pb.GateReport) -> None:
+        """Route one answer; an answer nobody waits for any more is dropped."""
+        kind = report.WhichOneof("report")
+        if kind == "switch_ack":
+            pending = self._rounds.get(report.switch_ack.command)
+            if pending is not None:
+                pending.ack(link, report.switch_ack)
+            return
+        number = report.fence.command if kind == "fence" else report.inspect.command
+        ask = link.asks.get(number)
+        if ask is not None and not ask.done():
+            ask.set_result(report)
+
+    def engines(self) -> dict[str, list[Link]]:
+        """Engine boot id -> the links that reach it, oldest first (API processes share an engine)."""
+        engines: dict[str, list[Link]] = {}
+        for link in self._links.values():
+            engines.setdefault(link.hello.engine_boot_id, []).append(link)
+        return engines
+
+    def not_ready_reason(self) -> str:
+        """Empty when at least one process is attached and its seams are as expected."""
+        if not self._links:
+            return "no engine API process is attached"
+        if any(link.ready for link in self._links.values()):
+            return ""
+        return next(link.hello.seams_error for link in self._links.values())

@@ -1,0 +1,1 @@
+"""Generated from ``node.proto`` by grpc_tools.protoc; never edited by hand."""
