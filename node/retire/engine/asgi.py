@@ -1,0 +1,249 @@
+"""G6, the last gate: every frame of a scope is checked at the moment it is handed to the transport.
+
+Owns the outermost ASGI wrapper and the guard around the server's own ``send``. Must never import vLLM
+or decide a version: it asks the publication.
+
+Why here, and why we wait for the drain ourselves: uvicorn's ``RequestResponseCycle.send`` first awaits
+``flow.drain()`` while the socket is paused by a slow reader and only *then* writes
+(uvicorn/protocols/http/httptools_impl.py and h11_impl.py). A frame that was checked before that await
+could reach the transport long after the SUPERSEDE was acknowledged. So the guard waits for the drain,
+then checks the mailbox, then calls the server's ``send`` - which does not suspend on a writable socket -
+with no await between the check and ``transport.write``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from retire.engine.headers import ROUTES
+from retire.engine.publication import CURRENT, End, Ended, Publication
+from retire.mailbox import GateState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from retire.engine.publication import Publications
+
+    Message = MutableMapping[str, Any]
+    Send = Callable[[Message], Awaitable[None]]
+    Receive = Callable[[], Awaitable[Message]]
+    Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger("retire.engine")
+
+VERSION_HEADER: Final = b"x-retire-version"
+_EVENT_STREAM: Final = b"text/event-stream"
+_FRAME_HEAD: Final = b"data: {"
+_FRAME_TAIL: Final = b"}\n\n"
+
+
+class PublicationGuard:
+    """The outermost ASGI application: gives each call that may carry scoped tokens a guarded ``send``."""
+
+    def __init__(
+        self, app: Asgi, publications: Callable[[], Publications | None], names: frozenset[bytes]
+    ) -> None:
+        self._app = app
+        self._publications = publications
+        self._names = names  # headers that make a call a scope's
+
+    async def __call__(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Pass an untagged call through untouched (one scan of its headers)."""
+        publications = self._publications()
+        if publications is None or scope["type"] != "http" or not self._concerns(scope):
+            await self._app(scope, receive, send)
+            return
+        publication = publications.open()
+        guard = GuardedSend(publication, send)
+        token = CURRENT.set(publication)
+        try:
+            await self._app(scope, receive, guard)
+        except Exception:
+            if publication.ended is None:
+                raise
+            _log.debug("the application failed after its version was retired", exc_info=True)
+        finally:
+            CURRENT.reset(token)
+            publication.discard()
+        if publication.ended is not None:
+            await guard.closed.wait()  # the server takes our return for the end of the response
+
+
+    def _concerns(self, scope: MutableMapping[str, Any]) -> bool:
+        return any(name in self._names for name, _ in scope["headers"]) or ROUTES in scope["path"]
+
+
+class GuardedSend:
+    """``send`` of one response. Also writes the terminal event, once, when the publication ends."""
+
+    def __init__(self, publication: Publication, send: Send) -> None:
+        self._publication = publication
+        self._send = send
+        self._cycle = getattr(send, "__self__", None)  # uvicorn's RequestResponseCycle
+        self._head: Message | None = None  # the head of a non-streaming response, held back
+        self._started = False
+        self._complete = False
+        self._splice = b""
+        self.closed = asyncio.Event()  # the terminal event is written, or there is none to write
+        publication.on_end = self._finish
+
+    async def __call__(self, message: Message) -> None:
+        """Publish one ASGI message of the application, or drop it."""
+        if self._complete or self._publication.ended is not None:
+            return  # the terminal event is, or will be, the last thing this response says
+        if message["type"] == "http.response.start":
+            await self._start(message)
+            return
+        if self._head is not None:
+            head, self._head = self._head, None
+            if not await self._publish(head):
+                return
+        await self._publish(message)
+
+    async def preamble(self, head: Message, body: bytes) -> None:
+        """Write the head of a stream and its first event, which carry no token and pass every gate."""
+        await self._drained()
+        self._publication.streaming = True
+        await self._write(self._versioned(head))
+        await self._drained()
+        await self._write({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _start(self, message: Message) -> None:
+        if self._publication.tag is None:
+            await self._write(message)
+            return
+        message = self._versioned(message)
+        if not _is_event_stream(message):
+            self._head = message  # a stale result can still become a 409
+            return
+        if await self._publish(message):
+            self._publication.streaming = True
+
+    def _versioned(self, head: Message) -> Message:
+        tag = self._publication.tag
+        assert tag is not None
+        version = str(tag.version).encode()
+        self._splice = b',"retire":{"version":"' + version + b'"}}\n\n'
+        return {**head, "headers": [*head.get("headers", ()), (VERSION_HEADER, version)]}
+
+    async def _publish(self, message: Message) -> bool:
+        while True:
+            await self._drained()
+            state = self._publication.gate()
+            if state is GateState.OPEN:
+                await self._write(message)  # runs to transport.write without suspending
+                return True
+            if state is GateState.STALE or not await self._publication.held():
+                return False
+
+    async def _write(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._started = True
+        else:
+            if self._publication.streaming:
+                message = self._stamped(message)
+            self._complete = not message.get("more_body", False)
+        await self._send(message)
+        if self._complete:
+            self._publication.settle()
+
+    def _stamped(self, message: Message) -> Message:
+        """Put the version into an event's JSON, by splicing bytes before its last brace."""
+        body = message.get("body", b"")
+        if body.startswith(_FRAME_HEAD) and body.endswith(_FRAME_TAIL) and self._splice:
+            return {**message, "body": body[: -len(_FRAME_TAIL)] + self._splice}
+        return message
+
+    async def _drained(self) -> None:
+        """Wait until the socket takes data. A server whose flow control we cannot see is not waited for."""
+        flow = getattr(self._cycle, "flow", None)
+        if flow is None:
+            return
+        while flow.write_paused and not self._cycle.disconnected:  # type: ignore[union-attr]
+            await flow.drain()
+
+    async def _finish(self) -> None:
+        """Write the terminal event and close; runs as a task of its own, so no gate waits for it."""
+        try:
+            await self._write_terminal()
+        finally:
+            self.closed.set()
+
+    async def _write_terminal(self) -> None:
+        publication = self._publication
+        end = await publication.end_reason()
+        await publication.preamble.wait()
+        await self._drained()
+        if self._complete:
+            return
+        self._complete = True
+        body = json.dumps(terminal(publication, end), separators=(",", ":")).encode()
+        if not self._started:
+            await self._send({"type": "http.response.start", "status": _STATUS[end.why], "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *([(b"retry-after", b"1")] if end.why is Ended.UNAVAILABLE else ()),
+            ]})  # fmt: skip
+            await self._drained()
+            await self._send({"type": "http.response.body", "body": body})
+        elif publication.streaming:
+            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+        else:
+            self._abort_connection()
+
+    def _abort_connection(self) -> None:
+        """A non-streaming response was cut between head and body: only a broken connection is honest."""
+        transport = getattr(self._cycle, "transport", None)
+        if transport is not None:
+            transport.abort()
+        else:
+            _log.error("a superseded response could not be closed: unknown server")
+
+
+_STATUS: Final = {Ended.SUPERSEDED: 409, Ended.CANCELLED: 409, Ended.UNAVAILABLE: 503}
+
+
+def terminal(publication: Publication, end: End) -> dict[str, Any]:
+    """The JSON of a terminal event (design, section 5)."""
+    tag = publication.tag
+    assert tag is not None
+    published = publication.last_published()
+    error: dict[str, Any] = {
+        "code": end.why.value,
+        "type": "unavailable" if end.why is Ended.UNAVAILABLE else "conflict",
+        "message": _message(publication, end),
+        "scope": tag.key.scope,
+        "version": str(tag.version),
+        "current": str(end.current) if end.current else None,
+        "last_published_index": max(published.values(), default=None),
+    }
+    if len(published) > 1:
+        error["published"] = published
+    if end.why is Ended.UNAVAILABLE:
+        error["retry_after_s"] = 1
+    return {"error": error, **publication.extra}
+
+
+def _message(publication: Publication, end: End) -> str:
+    assert publication.tag is not None
+    scope, version = publication.tag.key.scope, publication.tag.version
+    match end.why:
+        case Ended.SUPERSEDED:
+            now = f"; current is {end.current}" if end.current else ""
+            return f"scope {scope!r}: version {version} was superseded{now}"
+        case Ended.CANCELLED:
+            return f"scope {scope!r} was cancelled; use another scope name"
+        case Ended.UNAVAILABLE:
+            return f"scope {scope!r}: the node's publish lease ended and did not come back; retry"
+
+
+def _is_event_stream(head: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(_EVENT_STREAM)
+        for name, value in head.get("headers", ())
+    )

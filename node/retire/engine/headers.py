@@ -1,0 +1,139 @@
+"""The x-retire-* headers of a call: which scope and version it claims. Pure; must never do IO.
+
+Errors name the header and the fix; nothing of a bad value longer than 120 characters is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
+
+from retire.protocol.errors import InvalidField
+from retire.protocol.versions import ScopeKey, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableMapping
+
+    from retire.engine.settings import Settings
+
+    RawHeaders = Iterable[tuple[bytes, bytes]]
+
+SCOPE: Final = b"x-retire-scope"
+VERSION: Final = b"x-retire-version"
+TENANT: Final = b"x-retire-tenant"
+SESSION: Final = (b"x-claude-code-session-id", b"session-id", b"x-session-id")
+ROUTES: Final = "/v1/scopes"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The scope a call names; ``version`` None: the current one."""
+
+    key: ScopeKey
+    version: Version | None
+
+
+def tag_headers(settings: Settings) -> frozenset[bytes]:
+    """The headers whose presence makes a call a scope's."""
+    return frozenset((SCOPE, VERSION, *(SESSION if settings.scope_from_session else ())))
+
+
+def claim_of(headers: RawHeaders, settings: Settings, *, authenticated: bool) -> Claim | None:
+    """Read the tag of a call; None: it has none. Raises InvalidField naming the header."""
+    found = _single(headers)
+    version = _version(found.get(VERSION))
+    scope = _scope(found, from_session=settings.scope_from_session)
+    if scope is None:
+        if version is not None:
+            raise InvalidField("x-retire-scope", None, "present when x-retire-version is")
+        return None
+    tenant = tenant_of(found, settings, authenticated=authenticated)
+    try:
+        return Claim(ScopeKey(tenant, scope), version)
+    except InvalidField as error:
+        raise _renamed(error, scope, tenant) from None
+
+
+def tenant_of(
+    found: Mapping[bytes, bytes], settings: Settings, *, authenticated: bool
+) -> str:
+    """The tenant a call acts for."""
+    value = found.get(TENANT)
+    if value is None:
+        return settings.tenant
+    if authenticated and not settings.trust_tenant_header:
+        raise InvalidField(
+            "x-retire-tenant", value.decode("latin-1"),
+            "absent: this server authenticates, so a header cannot choose the tenant",
+        )  # fmt: skip
+    tenant = value.decode("latin-1")
+    try:
+        ScopeKey(tenant, "-")
+    except InvalidField as error:
+        raise _renamed(error, "-", tenant) from None
+    return tenant
+
+
+def first_values(headers: RawHeaders) -> dict[bytes, bytes]:
+    """Header name -> its first value."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found.setdefault(name, value)
+    return found
+
+
+def path_scope(scope: MutableMapping[str, Any], verb: str = "") -> str:
+    """The scope named in ``/v1/scopes/{scope}[/verb]``: percent-encoded UTF-8; ``%2F`` is a slash."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    _, _, rest = raw.partition(f"{ROUTES}/".encode())
+    encoded = rest.partition(b"?")[0].removesuffix(f"/{verb}".encode() if verb else b"")
+    try:
+        return unquote_to_bytes(encoded).decode("utf-8")
+    except UnicodeDecodeError:
+        text = encoded.decode("latin-1")
+        raise InvalidField("scope", text, "percent-encoded UTF-8 in the path") from None
+
+
+def _single(headers: RawHeaders) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in found and name.startswith(b"x-retire-") and found[name] != value:
+            raise InvalidField(name.decode(), value.decode("latin-1"), "given once")
+        found.setdefault(name, value)
+    return found
+
+
+def _version(value: bytes | None) -> Version | None:
+    if value is None:
+        return None
+    try:
+        return Version.parse(value.decode("latin-1").strip(), field="x-retire-version")
+    except InvalidField as error:
+        if error.field == "x-retire-version":
+            raise
+        raise InvalidField(
+            "x-retire-version", value.decode("latin-1"), "within 0..2^24-1 . 0..2^40-1"
+        ) from None
+
+
+def _scope(found: Mapping[bytes, bytes], *, from_session: bool) -> str | None:
+    name = SCOPE
+    value = found.get(SCOPE)
+    if value is None and from_session:
+        name = next((header for header in SESSION if header in found), SCOPE)
+        value = found.get(name)
+    if value is None:
+        return None
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        shown = value.decode("latin-1")
+        raise InvalidField(name.decode(), shown, "UTF-8 (or percent-encode it in the path)") from None
+
+
+def _renamed(error: InvalidField, scope: str, tenant: str) -> InvalidField:
+    """The same complaint under the name of the header that carried the value."""
+    must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
+    value = tenant if error.field == "tenant" else scope
+    return InvalidField(f"x-retire-{error.field}", value, must_be)
