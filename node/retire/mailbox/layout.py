@@ -1,50 +1,52 @@
 """The mailbox file, byte by byte. Owns offsets and the pure encoding of a slot; never does IO.
 
-Every word is 64 bits, native byte order, aligned to 8. Regions start at multiples of 64 KiB, so that
-each can be mapped by itself on every page size. The file is sparse: a page costs memory once touched.
+Every word is 64 bits, native byte order, aligned to 8. Regions start at multiples of 64 KiB, so
+that each can be mapped by itself on every page size. The file is sparse: a page costs memory once
+it is touched.
 
-========================= ============================================================================
-bytes                     content
-========================= ============================================================================
-0 .. 65535                header; only the first page is used
-  0                       magic ``RETIREMB``
-  8                       layout version
-  16                      capacity: number of slots
-  24, 32                  boot id of this file: 128 random bits, drawn when the file is created
-  40, 48                  boot id of the machine: CLOCK_MONOTONIC has no meaning in another boot
-  56                      pid of the last writer (information only; the lock is ``flock``)
-  64                      next serial, alone in its cache line
-  128                     publish deadline, ns of CLOCK_MONOTONIC, alone in its cache line; 0: closed
-65536 .. 131071           progress lines: 1024 ranks of 64 bytes (``progress.py``), written by workers
-131072 ..                 slots: one 64-byte line each
-  +0   w0 stamp           0: closed. THE word: a gate publishes only while it equals the gate's stamp
-  +8   w1 version         ``Version.packed()``
-  +16  w2 flags           PAUSED=1, ARMED=2, CANCELLED=4
-  +24  w3 stop index      layer at which armed ranks stop
-  +32  w4 tenure          serial of this assignment of the slot to a scope; 0: the slot is free
-  +40  w5 generation      ownership instance of the scope's KV allocations
-  +48  w6 seal            CRC-32 of the slot's name record, xor the low half of the tenure
-  +56  w7                 reserved, 0
-131072 + 64 x capacity .. names: 320 bytes a slot
-  +0                      bytes of the tenant name (1..63), then the name
-  +64                     bytes of the scope name (1..255), then the name
-========================= ============================================================================
+==================== =============================================================================
+bytes                content
+==================== =============================================================================
+0 .. 65535           header; only the first page is used
+  0                  magic ``RETIREMB``
+  8                  layout version
+  16                 capacity: number of slots
+  24, 32             boot id of this file: 128 random bits, drawn when the file is created
+  40, 48             boot id of the machine: CLOCK_MONOTONIC has no meaning in another boot
+  56                 pid of the last writer (information only; the lock is ``flock``)
+  64                 next serial, alone in its cache line
+  128                publish deadline, CLOCK_MONOTONIC ns, alone in its cache line; 0: closed
+65536 .. 131071      progress lines: 1024 ranks of 64 bytes, written by workers (``progress.py``)
+131072 ..            slots: one 64-byte line each
+  +0   w0 stamp      0: closed. THE word: a gate publishes only while it equals the gate's stamp
+  +8   w1 version    ``Version.packed()``
+  +16  w2 flags      PAUSED=1, ARMED=2, CANCELLED=4
+  +24  w3 stop index layer at which the ranks of an armed slot stop
+  +32  w4 tenure     serial of this assignment of the slot to a scope; 0: the slot is free
+  +40  w5 generation ownership instance of the scope's KV allocations
+  +48  w6 seal       CRC-32 of the slot's name record, xor the low half of the tenure
+  +56  w7            reserved, 0
+131072 + 64 capacity names: 320 bytes a slot
+  +0                 number of bytes of the tenant name (1..63), then the name
+  +64                number of bytes of the scope name (1..255), then the name
+==================== =============================================================================
 
 **Stamp.** A serial that names one (tenure, version) of one slot. Serials come from one counter that
 is stored *before* the serial is used, so no serial is issued twice in the life of a file, crash or
-not; a new file starts at the wall clock in ns, far above what any earlier file has reached. Hence one
+not; a new file starts at the wall clock in ns, above what any earlier file has reached. Hence one
 aligned load decides authority: no pair of words must agree, nothing can be torn (CPython moves a
-``Q`` with one 8-byte load or store), and a recycled slot cannot alias an old tag.
+``Q`` item with one 8-byte load or store), and a recycled slot cannot alias an old tag.
 
 **Order.** Stamps change through 0: *store 0; store the other words; store the new stamp*. A crash
 between any two stores leaves the slot closed, and a new stamp is known to nobody before its version
-stands beside it. w1..w5 only inform: on x86-64 (stores seen in order) re-reading the stamp makes a
-copy of them consistent; on ARM they may lag, which costs a late fence, never a late token, because
-the gate never looks at them.
+stands beside it. w1..w5 only inform: on x86-64 (stores are seen in order) re-reading the stamp
+makes a copy of them consistent; on ARM they may lag, which costs a late fence, never a late token,
+since the gate never looks at them.
 
 **A check** loads the deadline, then the stamp, then the clock. In this order a check that passes on
-an old stamp read the clock before the *old* deadline. The other order has a hole: stamp (old), a long
-stall in which the lease ends, the commit is applied and the lease renewed, then the *new* deadline.
+an old stamp has read the clock before the *old* deadline. Any other order has a hole: load the old
+stamp, stall while the lease ends, the commit is applied and the lease renewed, then load the *new*
+deadline. What a passed check permits must be handed over before the next suspension point.
 """
 
 from __future__ import annotations
@@ -183,10 +185,10 @@ def decode_name(record: bytes) -> ScopeKey:
     return ScopeKey(tenant.decode(), record[at : at + record[NAME_SCOPE_AT]].decode())
 
 
-def read_key(raw: memoryview[int], capacity: int, index: int) -> ScopeKey:
-    """The scope that a slot's name record names."""
-    at = name_offset(capacity, index)
-    return decode_name(bytes(raw[at : at + NAME_BYTES]))
+def name_record(words: memoryview[int], capacity: int, index: int) -> bytes:
+    """A slot's name record, out of the whole file."""
+    at = name_offset(capacity, index) // WORD_BYTES
+    return words[at : at + NAME_BYTES // WORD_BYTES].tobytes()
 
 
 def seal(record: bytes, tenure: int) -> int:

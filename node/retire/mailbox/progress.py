@@ -38,7 +38,7 @@ class ProgressLines:
 
     @classmethod
     def attach(cls, path: str | os.PathLike[str] | None = None) -> ProgressLines:
-        """Map the progress region of the mailbox at ``path`` (None: ``$RETIRE_MAILBOX``) read-write."""
+        """Map the progress region, and only it, read-write (``path`` None: ``$RETIRE_MAILBOX``)."""
         fd = storage.open_for_reading(storage.resolve_path(path), writable=True)
         with storage.closing(fd):
             return cls(

@@ -18,53 +18,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Slots in use by scope, slots to hand out again, and where to go on."""
+    """Slots in use by scope, slots to hand out again, and the first slot that was never used."""
 
     index: dict[ScopeKey, int]
     freed: list[int]
-    fresh: int  # slots from here on were never used
-    next_serial: int
+    fresh: int
 
 
-def recover(words: memoryview[int], raw: memoryview[int], capacity: int) -> Recovered:
-    """Take over every valid slot with its stamp; wipe a slot whose words or name are damaged."""
+def recover(words: memoryview[int], tenures: memoryview[int]) -> Recovered:
+    """Take over every sound slot with its stamp; wipe a slot whose words or name are damaged.
+
+    ``words`` is the whole file, writable. ``tenures`` is w4 of every slot from a copy read without
+    the mapping: looking at a hole through a mapping would fill it with a page.
+    """
     index: dict[ScopeKey, int] = {}
     freed: list[int] = []
     fresh = 0
-    next_serial = words[layout.H_NEXT_SERIAL]
-    tenures = words[
-        layout.SLOTS_WORD + layout.W_TENURE : layout.slot_word(capacity, 0) : layout.SLOT_WORDS
-    ]
     for slot, tenure in enumerate(tenures):
         if not tenure:
             continue
         freed.extend(range(fresh, slot))
         fresh = slot + 1
-        key = _valid_key(words, raw, capacity, slot)
-        if key is None or key in index or tenure >= next_serial:
+        key = _sound_key(words, len(tenures), slot)
+        if key is None or key in index:
             _wipe(words, slot)
             freed.append(slot)
         else:
             index[key] = slot
-    return Recovered(index, freed, fresh, next_serial)
+    return Recovered(index, freed, fresh)
 
 
-def _valid_key(
-    words: memoryview[int], raw: memoryview[int], capacity: int, slot: int
-) -> ScopeKey | None:
-    """The scope of a sound slot. A stamp at or past the counter would be issued again: not sound."""
-    at = layout.name_offset(capacity, slot)
-    record = bytes(raw[at : at + layout.NAME_BYTES])
-    tenure, stamp = words[slot_word(slot, layout.W_TENURE)], words[slot_word(slot, layout.W_STAMP)]
-    if words[slot_word(slot, layout.W_SEAL)] != layout.seal(record, tenure):
+def _sound_key(words: memoryview[int], capacity: int, slot: int) -> ScopeKey | None:
+    """The scope of a sound slot. A serial at or past the counter would be issued again: unsound."""
+    at = slot_word(slot, 0)
+    stamp, _, flags, _, tenure, _, seal = words[at : at + layout.W_SEAL + 1]
+    record = layout.name_record(words, capacity, slot)
+    if seal != layout.seal(record, tenure) or flags & ~layout.FLAGS_ALL:
         return None
-    if (
-        words[slot_word(slot, layout.W_FLAGS)] & ~layout.FLAGS_ALL
-        or stamp >= words[layout.H_NEXT_SERIAL]
-    ):
+    if max(stamp, tenure) >= words[layout.H_NEXT_SERIAL]:
         return None
     try:
-        return layout.read_key(raw, capacity, slot)
+        return layout.decode_name(record)
     except (InvalidField, UnicodeDecodeError):
         return None
 

@@ -18,10 +18,10 @@ from retire.mailbox import layout
 from retire.protocol.errors import InvalidField, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 ENV: Final = "RETIRE_MAILBOX"
-DEFAULT_DIRECTORY: Final = Path("/dev/shm")  # noqa: S108 - memory, by design
+DEFAULT_DIRECTORY: Final = Path("/dev/shm")
 FILE_MODE: Final = 0o600
 _HOST_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_ATTEMPTS: Final = 16
@@ -103,7 +103,7 @@ def lock_for_writing(path: Path, *, capacity: int, wall_ns: Callable[[], int]) -
     """Open and lock the mailbox, made new when absent or unusable; returns its descriptor.
 
     Unavailable while another writer lives. An unusable mailbox is replaced by a file under a new
-    inode, so that whoever maps the old one sees closed gates. A file that is no mailbox is left alone.
+    inode: who maps the old one sees closed gates. A file that is no mailbox is left alone.
     """
     for _ in range(_LOCK_ATTEMPTS):
         fd = _open_locked(path)
@@ -115,7 +115,8 @@ def lock_for_writing(path: Path, *, capacity: int, wall_ns: Callable[[], int]) -
             fault = header_fault(header, os.fstat(fd).st_size)
             if fault is None and header[layout.H_CAPACITY] == capacity:
                 return fd
-            os.pwrite(fd, bytes(layout.WORD_BYTES), layout.H_DEADLINE * layout.WORD_BYTES)
+            if header[layout.H_LAYOUT] == layout.LAYOUT_VERSION:
+                os.pwrite(fd, bytes(layout.WORD_BYTES), layout.H_DEADLINE * layout.WORD_BYTES)
             floor = min(header[layout.H_NEXT_SERIAL], _SERIAL_PLAUSIBLE_MAX)
             _install(path, capacity=capacity, first_serial=max(wall_ns(), floor), replace=True)
         except BaseException:
@@ -126,7 +127,10 @@ def lock_for_writing(path: Path, *, capacity: int, wall_ns: Callable[[], int]) -
 
 
 def reserve_page(fd: int, capacity: int, index: int) -> None:
-    """Allocate what the 64 slots around ``index`` need: a full tmpfs is an error here, not a SIGBUS later."""
+    """Allocate what the 64 slots around ``index`` need.
+
+    A full file system is an OSError here instead of a SIGBUS at some later store.
+    """
     page = index // layout.SLOTS_PER_PAGE * layout.SLOTS_PER_PAGE
     count = min(layout.SLOTS_PER_PAGE, capacity - page)
     for offset, size in (
@@ -136,6 +140,12 @@ def reserve_page(fd: int, capacity: int, index: int) -> None:
         os.posix_fallocate(fd, offset + page * size, count * size)
 
 
+def read_tenures(fd: int, capacity: int) -> memoryview[int]:
+    """A copy of w4 of every slot, read without filling the holes of the file."""
+    raw = os.pread(fd, capacity * layout.SLOT_BYTES, layout.SLOTS_OFFSET)
+    return memoryview(raw).cast("Q")[layout.W_TENURE :: layout.SLOT_WORDS]
+
+
 def map_words(fd: int, length: int, *, offset: int = 0, writable: bool = False) -> memoryview[int]:
     """A shared mapping as 64-bit words; it lives as long as the view or any slice of it."""
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -143,10 +153,10 @@ def map_words(fd: int, length: int, *, offset: int = 0, writable: bool = False) 
 
 
 @contextlib.contextmanager
-def closing(fd: int) -> Iterator[None]:
+def closing(fd: int) -> Generator[int]:
     """Close a descriptor at the end of the block; a mapping of it lives on."""
     try:
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -187,15 +197,20 @@ def _claim(fd: int, path: Path) -> None:
 
 def is_at(fd: int, path: Path) -> bool:
     """Whether ``path`` still names the file behind ``fd``."""
+    return identity(path) == identity(fd)
+
+
+def identity(file: Path | int) -> tuple[int, int] | None:
+    """Device and inode of a path (the link itself) or descriptor; None when the path is empty."""
     try:
-        there = os.stat(path, follow_symlinks=False)
+        status = os.fstat(file) if isinstance(file, int) else os.lstat(file)
     except FileNotFoundError:
-        return False
-    return os.path.samestat(there, os.fstat(fd))
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _install(path: Path, *, capacity: int, first_serial: int, replace: bool) -> None:
-    """Put an empty mailbox at ``path`` in one step; with ``replace`` off, whoever came first wins."""
+    """Put an empty mailbox at ``path`` in one step; unless ``replace``, whoever came first wins."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
     try:

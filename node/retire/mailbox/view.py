@@ -5,7 +5,6 @@ Maps the file read-only. Must never import the registry, the sidecar or the engi
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from retire.mailbox.layout import Current, GateState, SlotRef, slot_word
 from retire.protocol.versions import Version
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
     from pathlib import Path
 
@@ -23,17 +23,21 @@ _READ_ATTEMPTS: Final = 64  # an advance is four stores; a reader meets it at mo
 class MailboxView:
     """A read-only view. ``check(index, stamp)`` is the gate check and the only hot path."""
 
-    __slots__ = ("_fd", "_now_ns", "_words", "boot_id", "capacity", "check", "path")
+    __slots__ = ("_deadline", "_file", "_now_ns", "_stamps", "_words", "boot_id", "check", "path")
 
     def __init__(self, fd: int, path: Path, now_ns: Callable[[], int]) -> None:
-        """Adopt a descriptor of a valid mailbox; use :meth:`attach`."""
+        """Map a descriptor of a valid mailbox, and no longer need it; use :meth:`attach`."""
+        capacity = storage.read_header(fd, path)[layout.H_CAPACITY]
+        words = storage.map_words(fd, layout.names_offset(capacity))
         self.path = path
-        self.capacity: int = storage.read_header(fd, path)[layout.H_CAPACITY]
-        self._fd = fd
+        self.boot_id = storage.boot_id(words)
+        self._file = storage.identity(fd)
         self._now_ns = now_ns
-        self._words = storage.map_words(fd, layout.names_offset(self.capacity))
-        self.boot_id = storage.boot_id(self._words)
-        self.check: Callable[[int, int], bool] = gate_check(self._words, self.capacity, now_ns)
+        self._words = words
+        # Slices, so that no index can reach a word that is not a stamp or not the deadline.
+        self._stamps = words[layout.SLOTS_WORD :: layout.SLOT_WORDS]
+        self._deadline = words[layout.H_DEADLINE : layout.H_DEADLINE + 1]
+        self.check: Callable[[int, int], bool] = gate_check(self._stamps, self._deadline, now_ns)
 
     @classmethod
     def attach(
@@ -47,23 +51,25 @@ class MailboxView:
         Raises Unavailable when there is none, InvalidField when the file is not a usable mailbox.
         """
         file = storage.resolve_path(path)
-        return cls(storage.open_for_reading(file), file, now_ns)
+        with storage.closing(storage.open_for_reading(file)) as fd:
+            return cls(fd, file, now_ns)
 
     def gate(self, ref: SlotRef) -> GateState:
         """Why :meth:`check` says what it says. STALE wins: a replaced stamp never opens again."""
-        deadline_ns = self._words[layout.H_DEADLINE]
-        if not ref.stamp or self._words[slot_word(ref.index, layout.W_STAMP)] != ref.stamp:
+        deadline_ns = self._deadline[0]
+        if not ref.stamp or self._stamps[ref.index] != ref.stamp:
             return GateState.STALE
         return GateState.OPEN if self._now_ns() < deadline_ns else GateState.LEASE_EXPIRED
 
     def lease_left_ns(self) -> int:
         """Time to the publish deadline; negative once it has passed."""
-        return self._words[layout.H_DEADLINE] - self._now_ns()
+        return self._deadline[0] - self._now_ns()
 
     def current(self, index: int, tenure: int) -> Current | None:
         """What the slot says now, if ``tenure`` still has it; None also while it is closed."""
         words = self._words
         stamp_at = slot_word(index, layout.W_STAMP)
+        assert 0 <= index < len(self._stamps), f"no slot {index}"
         for _ in range(_READ_ATTEMPTS):
             stamp = words[stamp_at]
             version, flags, stop, held, generation = words[stamp_at + 1 : stamp_at + 6]
@@ -76,24 +82,19 @@ class MailboxView:
 
     def replaced(self) -> bool:
         """Whether the path now names another file (or none): attach again."""
-        return not storage.is_at(self._fd, self.path)
+        return storage.identity(self.path) != self._file
 
     def detach(self) -> None:
-        """Unmap. Every later check answers False."""
+        """Close this view's gates; the mapping goes with the last closure that reads it."""
         self.check = _closed
-        self._words.release()
-        os.close(self._fd)
+        self._stamps = self._deadline = memoryview(bytes(8)).cast("Q")
+        self._words = self._stamps[:0]
 
 
 def gate_check(
-    words: memoryview[int], capacity: int, now_ns: Callable[[], int]
+    stamps: memoryview[int], deadline: memoryview[int], now_ns: Callable[[], int]
 ) -> Callable[[int, int], bool]:
-    """The check as a closure: deadline, then stamp, then clock, in this order (see ``layout``).
-
-    Both views are slices, so no index can reach a word that is not a stamp.
-    """
-    stamps = words[layout.SLOTS_WORD : slot_word(capacity, 0) : layout.SLOT_WORDS]
-    deadline = words[layout.H_DEADLINE : layout.H_DEADLINE + 1]
+    """The check as a closure: deadline, then stamp, then clock, in this order (see ``layout``)."""
 
     def check(index: int, stamp: int) -> bool:
         deadline_ns = deadline[0]

@@ -31,12 +31,10 @@ class MailboxWriter:
         self.capacity = capacity
         self._fd = fd
         self._words = storage.map_words(fd, layout.file_bytes(capacity), writable=True)
-        self._bytes = self._words.cast("B")
-        found = recover(self._words, self._bytes, capacity)
+        found = recover(self._words, storage.read_tenures(fd, capacity))
         self._index: dict[ScopeKey, int] = found.index
         self._freed = found.freed
         self._fresh = found.fresh  # slots from here on were never used
-        self._words[layout.H_NEXT_SERIAL] = found.next_serial
         self._words[layout.H_WRITER_PID] = os.getpid()
 
     @classmethod
@@ -83,19 +81,20 @@ class MailboxWriter:
     ) -> SlotRef:
         """The scope's slot at ``version``; a scope that has one keeps it (idempotent per key).
 
-        A slot that is at a lower version advances, a closed one opens under a new stamp.
-        Raises VersionConflict when the slot is past ``version``, CapacityExceeded when full.
+        An open slot at ``version`` stays as it is. One at a lower version, or a closed one, gets a
+        new stamp with the flags and generation given. Raises VersionConflict when the slot is past
+        ``version``, CapacityExceeded when every slot is taken.
         """
+        _check_flags(flags)
         index = self._index.get(key)
         if index is None:
             return self._assign(key, version, generation, flags)
-        current = self._version(index)
+        ref, current = self._ref(index), self._version(index)
         if version < current:
             raise VersionConflict(key, expected=version, current=current)
-        if self._words[slot_word(index, layout.W_STAMP)] == 0:
-            self.set_flags(index, flags)
-            return self._restamp(index, version, generation)
-        return self.advance(index, version)
+        if ref.stamp and version == current:
+            return ref
+        return self._restamp(index, version, generation, flags=flags)
 
     def advance(self, index: int, version: Version, *, generation: int | None = None) -> SlotRef:
         """Move an open slot to ``version`` under a new stamp: the old stamp publishes no more.
@@ -109,7 +108,7 @@ class MailboxWriter:
             return ref
         if generation is None:
             generation = self._words[slot_word(index, layout.W_GENERATION)]
-        return self._restamp(index, version, generation)
+        return self._restamp(index, version, generation, flags=self._slot_flags(index))
 
     def close(self, index: int) -> None:
         """Stamp 0: nothing of this slot publishes. The scope keeps the slot."""
@@ -119,16 +118,22 @@ class MailboxWriter:
     def free(self, index: int) -> None:
         """Close the slot and let another scope have it, under another tenure."""
         self.close(index)
-        del self._index[self._key(index)]
+        record = layout.name_record(self._words, self.capacity, index)
+        del self._index[layout.decode_name(record)]
         self._store(slot_word(index, layout.W_TENURE), 0)
         self._freed.append(index)
 
     def set_flags(self, index: int, flags: int) -> None:
         """Replace w2. Flags inform the engine; they neither open nor close a gate."""
         self._ref(index)
-        if flags & ~layout.FLAGS_ALL:
-            raise InvalidField("flags", flags, f"a combination of {layout.FLAGS_ALL:#b}")
+        _check_flags(flags)
         self._store(slot_word(index, layout.W_FLAGS), int(flags))
+
+    def arm(self, index: int, stop_index: int) -> None:
+        """Ask the ranks that run this scope's old work to stop at layer ``stop_index``."""
+        flags = self._slot_flags(index) | layout.SlotFlags.ARMED
+        self._store(slot_word(index, layout.W_STOP), stop_index)
+        self.set_flags(index, flags)
 
     def find(self, key: ScopeKey) -> SlotRef | None:
         """The slot of a scope, its stamp 0 when closed; None when it has none."""
@@ -145,7 +150,6 @@ class MailboxWriter:
         self.renew(0)
         if remove and storage.is_at(self._fd, self.path):
             self.path.unlink()
-        self._bytes.release()
         self._words.release()
         os.close(self._fd)
 
@@ -155,17 +159,17 @@ class MailboxWriter:
         record = layout.encode_name(key)
         self._store_name(index, record)
         self._store(slot_word(index, layout.W_SEAL), layout.seal(record, tenure))
-        self._store(slot_word(index, layout.W_FLAGS), int(flags))
         self._store(slot_word(index, layout.W_STOP), 0)
         self._store(slot_word(index, layout.W_TENURE), tenure)
         self._index[key] = index
-        return self._restamp(index, version, generation)
+        return self._restamp(index, version, generation, flags=flags)
 
-    def _restamp(self, index: int, version: Version, generation: int) -> SlotRef:
+    def _restamp(self, index: int, version: Version, generation: int, *, flags: int) -> SlotRef:
         """Closed first, stamp last: a crash between any two stores leaves the slot closed."""
         stamp = self._serial()
         self._store(slot_word(index, layout.W_STAMP), 0)
         self._store(slot_word(index, layout.W_VERSION), version.packed())
+        self._store(slot_word(index, layout.W_FLAGS), int(flags))
         self._store(slot_word(index, layout.W_GENERATION), generation)
         self._store(slot_word(index, layout.W_STAMP), stamp)
         return self._ref(index)
@@ -180,7 +184,7 @@ class MailboxWriter:
             )
         index = self._fresh
         if index % layout.SLOTS_PER_PAGE == 0:
-            storage.reserve_page(self._fd, self.capacity, index)
+            self._reserve_page(index)
         self._fresh += 1
         return index
 
@@ -198,11 +202,11 @@ class MailboxWriter:
     def _version(self, index: int) -> Version:
         return Version.unpack(self._words[slot_word(index, layout.W_VERSION)])
 
-    def _key(self, index: int) -> ScopeKey:
-        return layout.read_key(self._bytes, self.capacity, index)
+    def _slot_flags(self, index: int) -> int:
+        return self._words[slot_word(index, layout.W_FLAGS)]
 
     def _slot(self, key: ScopeKey, index: int) -> Slot:
-        flags = self._words[slot_word(index, layout.W_FLAGS)]
+        flags = self._slot_flags(index)
         generation = self._words[slot_word(index, layout.W_GENERATION)]
         return Slot(key, self._version(index), self._ref(index), flags, generation)
 
@@ -211,5 +215,19 @@ class MailboxWriter:
         self._words[word] = value
 
     def _store_name(self, index: int, record: bytes) -> None:
-        at = layout.name_offset(self.capacity, index)
-        self._bytes[at : at + layout.NAME_BYTES] = record
+        at = layout.name_offset(self.capacity, index) // layout.WORD_BYTES
+        self._words[at : at + layout.NAME_BYTES // layout.WORD_BYTES] = memoryview(record).cast("Q")
+
+    def _reserve_page(self, index: int) -> None:
+        try:
+            storage.reserve_page(self._fd, self.capacity, index)
+        except OSError as error:
+            raise CapacityExceeded(
+                f"no memory for {layout.SLOTS_PER_PAGE} more scopes in mailbox {self.path} "
+                f"({error.strerror}); enlarge its file system (24 MiB hold 65536 scopes)"
+            ) from error
+
+
+def _check_flags(flags: int) -> None:
+    if flags & ~layout.FLAGS_ALL:
+        raise InvalidField("flags", flags, f"a combination of the bits {layout.FLAGS_ALL:#b}")
