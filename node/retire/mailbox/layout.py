@@ -94,6 +94,7 @@ W_STOP: Final = 3
 W_TENURE: Final = 4
 W_GENERATION: Final = 5
 W_SEAL: Final = 6
+W_CHANGED: Final = 7
 
 NAME_BYTES: Final = 320
 NAME_SCOPE_AT: Final = 64

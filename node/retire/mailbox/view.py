@@ -80,6 +80,10 @@ class MailboxView:
                 return Current(ref, Version.unpack(version), flags, generation, stop)
         return None
 
+    def changed_ns(self, index: int) -> int:
+        """When the slot's stamp was issued, on CLOCK_MONOTONIC; 0: never. Information only."""
+        return self._words[slot_word(index, layout.W_CHANGED)]
+
     def replaced(self) -> bool:
         """Whether the path now names another file (or none): attach again."""
         return storage.identity(self.path) != self._file

@@ -171,6 +171,7 @@ class MailboxWriter:
         self._store(slot_word(index, layout.W_VERSION), version.packed())
         self._store(slot_word(index, layout.W_FLAGS), int(flags))
         self._store(slot_word(index, layout.W_GENERATION), generation)
+        self._store(slot_word(index, layout.W_CHANGED), time.monotonic_ns())
         self._store(slot_word(index, layout.W_STAMP), stamp)
         return self._ref(index)
 

@@ -1,0 +1,1 @@
+"""The vLLM plugin: the only code that knows vLLM. One seam, one file, under ``seams/``."""

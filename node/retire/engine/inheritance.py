@@ -1,0 +1,412 @@
+"""ALIGN and RESUME inside the engine: what ended requests leave, and what a successor takes over.
+
+Owns the fence records of retired requests, the pins that keep their blocks, and each successor's
+certificate until its adoption is verified. Works on ``seams.kv_cache`` blocks; must never import vLLM.
+
+A *record* is left by every scoped request that ends. Superseded: its written blocks are pinned at once
+under a lease. Ended by itself (finished, client gone): its blocks stay ordinary cache, remembered with
+their hashes, and are pinned when a SUPERSEDE comes, as far as they are still intact.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from retire.engine.pins import PinLedger, PinOwner
+from retire.protocol.alignment import Alignment, KvGroup, align, cold
+from retire.protocol.certificates import Certificate, certify
+from retire.protocol.contract import Contract, Inherit, StopReason
+from retire.protocol.errors import QuotaExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vllm.v1.request import Request
+
+    from retire.engine.seams.identity import EngineIdentity
+    from retire.engine.seams.kv_cache import Chain, KvCache
+    from retire.engine.tag import Tag
+    from retire.protocol.versions import ScopeKey, Version
+
+RECORDS_PER_SCOPE: Final = 8
+RECORD_TOKENS_MAX: Final = 8 * 2**20  # tokens remembered in all (4 bytes each); the oldest scopes go first
+OUTCOMES_MAX: Final = 1024
+_COLD: Final = frozenset({StopReason.QUOTA, StopReason.CONTRACT, StopReason.FINGERPRINT})
+
+
+@dataclass(slots=True)
+class Record:
+    """What one scoped request left when it ended."""
+
+    key: ScopeKey
+    version: Version
+    generation: int
+    request_id: str
+    state: str  # "queued" | "prefill" | "decode" | "finished"
+    tokens: array[int]  # prompt and output, as far as they are known
+    prompt_tokens: int
+    frontier: int  # tokens whose KV is written
+    chain: Chain  # the full blocks behind the frontier
+    namespace: tuple[str | None, str | None]  # cache salt and adapter: KV of another is never equal
+    arrival_s: float
+    last_step: int  # scheduling step that may still write its blocks
+    superseded: bool
+    residual_ms: float | None = None  # old work after ADVANCE; None: none was running
+    pinned: PinOwner | None = None
+    refused: StopReason | None = None  # why its blocks are not kept
+    reported: bool = False  # a FENCE receipt has named it
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, as its scheduler saw it."""
+
+    state: str  # "queued" | "prefill" | "decode" | "finished"
+    frontier: int  # tokens
+    superseded: bool
+    residual_ms: float | None = None  # old work on the device after ADVANCE; None: none was running
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A request that ALIGN has seen and that does not run yet."""
+
+    key: ScopeKey
+    version: Version
+    owner: PinOwner | None = None  # its lease; None: it inherits nothing, or the lease is over
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What ALIGN decided for one successor."""
+
+    alignment: Alignment
+    frontier_tokens: int = 0
+    chain: Chain | None = None  # blocks to alias; None: cold
+    certificate: Certificate | None = None
+    arrival_s: float | None = None  # of the predecessor whose place it takes
+    pinned_blocks: int = 0
+    expires_s: float = 0.0
+
+
+_DEFAULT: Final = Contract()
+NOTHING: Final = Outcome(Alignment(0, 0, None, StopReason.NO_PREDECESSOR))
+
+
+@dataclass(slots=True)
+class Inheritance:
+    """Records, pins and certificates of one engine."""
+
+    cache: KvCache
+    identity: EngineIdentity
+    ledger: PinLedger = field(default_factory=PinLedger)
+    _records: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
+    _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
+    _outcomes: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
+    _successors: dict[str, Successor] = field(default_factory=dict)  # aligned, not running yet
+    _remembered: int = 0  # tokens in all records
+
+    @property
+    def active(self) -> bool:
+        """Whether a step has anything of ours to look after."""
+        return bool(self.ledger.pins or self._successors)
+
+    # --- a request ends ------------------------------------------------------------------------
+
+    def ended(self, request: Request, tag: Tag, end: Ending) -> None:
+        """Remember an ending request; keep its blocks at once when it was superseded."""
+        record = _record(request, tag, self.cache.chain(request.request_id, end.frontier), end)
+        if end.superseded:
+            self._keep(record)
+        self._remember(record)
+        successor = self._successors.pop(request.request_id, None)
+        if successor is not None:
+            self._unpin(successor.owner)
+
+    def _remember(self, record: Record) -> None:
+        records = self._records.setdefault(record.key, deque())
+        self._records.move_to_end(record.key)
+        records.append(record)
+        self._remembered += len(record.tokens)
+        if len(records) > RECORDS_PER_SCOPE:
+            self._let_go(records.popleft())
+        while self._remembered > RECORD_TOKENS_MAX and len(self._records) > 1:
+            self._forget(next(iter(self._records)))
+
+    def _forget(self, key: ScopeKey, below: Version | None = None) -> int:
+        """Drop a scope's records (of versions below); returns the pins ended, in blocks."""
+        records = self._records.pop(key, deque())
+        stay = deque(r for r in records if below is not None and not r.version < below)
+        if stay:
+            self._records[key] = stay
+        return sum(self._let_go(r) for r in records if r not in stay)
+
+    def _keep(self, record: Record) -> None:
+        """Pin what the record's chain still holds, within contract and quota."""
+        contract = self._contracts.get(record.key, _DEFAULT)
+        if contract.inherit is Inherit.NEVER:
+            record.refused = StopReason.CONTRACT
+            return
+        if not record.superseded:
+            record.chain = self.cache.cut(record.chain, self.cache.intact_tokens(record.chain))
+        owner = PinOwner(record.key, record.request_id)
+        if self._pin(owner, record.chain, time.monotonic() + contract.ttl_s):
+            record.pinned = owner
+        else:
+            record.refused = StopReason.QUOTA
+
+    def _pin(self, owner: PinOwner, chain: Chain, expires_s: float) -> bool:
+        blocks = chain.real_blocks()
+        try:
+            self.ledger.pin(owner, [b.block_id for b in blocks], expires_s=expires_s)
+        except QuotaExceeded:
+            return False
+        self.cache.touch(blocks)
+        return True
+
+    def _unpin(self, owner: PinOwner | None) -> int:
+        block_ids = self.ledger.unpin(owner) if owner is not None else ()
+        self.cache.release(block_ids)
+        return len(block_ids)
+
+    def _let_go(self, record: Record) -> int:
+        self._remembered -= len(record.tokens)
+        record.tokens = array("I")
+        return self._unpin_record(record)
+
+    def _unpin_record(self, record: Record) -> int:
+        owner, record.pinned = record.pinned, None
+        return self._unpin(owner)
+
+    # --- FENCE -----------------------------------------------------------------------------------
+
+    def fence(
+        self, key: ScopeKey, version: Version, contract: Contract | None, *, terminal: bool
+    ) -> list[Record]:
+        """Settle what every request of the scope below ``version`` leaves; returns their records.
+
+        A request that ended by itself before the fence is kept too, as far as its blocks are intact.
+        """
+        if contract is not None:
+            self._contracts[key] = contract
+        keep = not terminal and (contract is None or contract.inherit is Inherit.CERTIFIED)
+        records = [r for r in self._records.get(key, ()) if r.version < version]
+        for record in reversed(records):  # the newest first: a quota may not reach for all
+            self._settle(record, contract, keep=keep)
+        unreported = [record for record in records if not record.reported]
+        for record in unreported:
+            record.reported = True
+        if terminal:
+            self._forget(key)
+            self._contracts.pop(key, None)
+        return unreported
+
+    def _settle(self, record: Record, contract: Contract | None, *, keep: bool) -> None:
+        if not keep:
+            self._unpin_record(record)
+            record.refused = StopReason.CONTRACT
+        elif record.pinned is not None and contract is not None:
+            self.ledger.renew(record.pinned, expires_s=time.monotonic() + contract.ttl_s)
+        elif record.pinned is None and record.refused is None:
+            self._keep(record)
+
+    # --- ALIGN and RESUME ------------------------------------------------------------------------
+
+    def align(self, request: Request, tag: Tag) -> None:
+        """Certify what a new request may inherit from its scope; pin it until it is adopted."""
+        predecessors = [r for r in self._records.get(tag.key, ()) if r.version < tag.version]
+        if not predecessors:
+            return
+        self._successors[request.request_id] = Successor(tag.key, tag.version)
+        outcome = self._best(request, tag, predecessors)
+        if outcome.chain is not None:
+            outcome = self._lease(request, tag, outcome)
+        if outcome.alignment.stop_reason in _COLD:
+            # Cold and fresh: not even ordinary cache, so that the refusal means what it says.
+            request.skip_reading_prefix_cache = True
+        self._outcomes[request.request_id] = outcome
+        while len(self._outcomes) > OUTCOMES_MAX:
+            self._outcomes.popitem(last=False)
+
+    def _best(self, request: Request, tag: Tag, predecessors: list[Record]) -> Outcome:
+        best, source = max(
+            ((self._outcome_from(request, tag, record), record) for record in reversed(predecessors)),
+            key=lambda pair: _reach(pair[0].alignment),
+        )
+        best = replace(best, arrival_s=min(record.arrival_s for record in predecessors))
+        if best.alignment.stop_reason in _COLD:
+            return best
+        cached = self.cache.cached_prefix(request)
+        if cached.tokens <= best.alignment.certified_tokens:
+            return best
+        # Other work of this tenant wrote further along the same tokens: an equal hash chain, written.
+        further = self._align(source.tokens, request, cached, frontier=cached.tokens)
+        further = replace(
+            further,
+            certified_tokens=cached.tokens,
+            inheritable_tokens=max(further.inheritable_tokens, cached.tokens),
+        )
+        return replace(best, alignment=further, chain=cached)
+
+    def _outcome_from(self, request: Request, tag: Tag, record: Record) -> Outcome:
+        refused = StopReason.CONTRACT if not tag.inherit else record.refused
+        if refused is None and not _same_namespace(request, record):
+            refused = StopReason.FINGERPRINT
+        chain, frontier = record.chain, record.frontier
+        if record.pinned is None:
+            chain = self.cache.cut(chain, self.cache.intact_tokens(chain))
+            frontier = chain.tokens
+        alignment = self._align(record.tokens, request, chain, frontier=frontier)
+        if alignment.stop_reason is StopReason.FRONTIER and frontier < record.chain.tokens:
+            alignment = replace(alignment, stop_reason=StopReason.GENERATION)  # no longer ours
+        if refused is not None:
+            alignment = cold(alignment, refused)
+        certified = alignment.certified_tokens
+        return Outcome(
+            alignment,
+            frontier_tokens=record.frontier,
+            chain=self.cache.cut(chain, certified) if certified else None,
+        )
+
+    def _align(
+        self, old: array[int], request: Request, chain: Chain, *, frontier: int
+    ) -> Alignment:
+        groups = zip(
+            self.cache.block_sizes, self.cache.windows, self.cache.held(chain), strict=True
+        )
+        return align(
+            old,
+            array("I", request.prompt_token_ids or ()),
+            frontier=frontier,
+            groups=tuple(KvGroup(block_size=s, window=w, held=h) for s, w, h in groups),
+        )
+
+    def _lease(self, request: Request, tag: Tag, outcome: Outcome) -> Outcome:
+        assert outcome.chain is not None
+        contract = self._contracts.get(tag.key, _DEFAULT)
+        owner = PinOwner(tag.key, request.request_id)
+        expires_s = time.monotonic() + contract.ttl_s
+        if not self._pin(owner, outcome.chain, expires_s):
+            return replace(outcome, alignment=cold(outcome.alignment, StopReason.QUOTA), chain=None)
+        self._successors[request.request_id] = Successor(tag.key, tag.version, owner)
+        return replace(
+            outcome, pinned_blocks=len(self.ledger.pins[owner].block_ids), expires_s=expires_s
+        )
+
+    def adoption_of(self, request: Request) -> Chain | None:
+        """The certified blocks that admission must alias for this request, while its lease lasts."""
+        successor = self._successors.get(request.request_id)
+        if successor is None or successor.owner is None:
+            return None
+        return self._outcomes[request.request_id].chain
+
+    def adopted(self, request_id: str) -> None:
+        """The request runs: verify that it took exactly the certified blocks, then end the leases."""
+        successor = self._successors.pop(request_id, None)
+        if successor is None:
+            return
+        if successor.owner is not None:
+            chain = self._outcomes[request_id].chain
+            assert chain is not None and self.cache.holds(request_id, chain), (
+                f"{request_id} runs on blocks other than its certificate's"
+            )
+            self._unpin(successor.owner)
+        self._forget(successor.key, below=successor.version)
+
+    def predecessor_arrival(self, request_id: str) -> float | None:
+        """When the request that this one replaces had arrived (None: it replaces nothing)."""
+        outcome = self._outcomes.get(request_id)
+        return outcome.arrival_s if outcome is not None else None
+
+    def outcome(self, key: ScopeKey, request_id: str) -> Outcome:
+        """What ALIGN decided for a request, or for the first of its ``n`` samples."""
+        del key
+        for name in (request_id, f"0_{request_id}"):  # vLLM ParentRequest.get_child_info
+            if (outcome := self._outcomes.get(name)) is not None:
+                return outcome
+        return NOTHING
+
+    # --- RECLAIM ---------------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> None:
+        """End the leases whose time is over."""
+        for owner in self.ledger.expired(now_s):
+            self._end_lease(owner)
+
+    def yield_oldest(self) -> bool:
+        """Give up the lease that ends first, the unclaimed before those of waiting successors."""
+        claimed = {successor.owner for successor in self._successors.values()}
+        pins = self.ledger.pins
+        owner = min(pins, key=lambda o: (o in claimed, pins[o].expires_s), default=None)
+        if owner is None:
+            return False
+        self._end_lease(owner)
+        return True
+
+    def _end_lease(self, owner: PinOwner) -> None:
+        self._unpin(owner)
+        for record in self._records.get(owner.key, ()):
+            if record.pinned == owner:
+                record.pinned = None
+        successor = self._successors.get(owner.request_id)
+        if successor is not None and successor.owner == owner:
+            self._successors[owner.request_id] = replace(successor, owner=None)
+
+    def release(self, key: ScopeKey) -> int:
+        """Give up what is kept for a scope's successor; returns the blocks of its leases."""
+        return self._forget(key)
+
+    def forget_all(self) -> None:
+        """The cache is being reset: no record, lease or certificate survives it."""
+        for owner in list(self.ledger.pins):
+            self._end_lease(owner)
+        for key in list(self._records):
+            self._forget(key)
+
+    def pinned_for(self, key: ScopeKey) -> int:
+        """Physical blocks pinned for a scope."""
+        pins = self.ledger.pins
+        return len({b for owner in self.ledger.owners(key) for b in pins[owner].block_ids})
+
+    def audit(self) -> list[str]:
+        """Faults between ledger and block pool: empty when sound."""
+        ids = {b for pin in self.ledger.pins.values() for b in pin.block_ids}
+        return self.ledger.audit(self.cache.references(ids))
+
+
+def _reach(alignment: Alignment) -> tuple[int, int]:
+    return alignment.certified_tokens, alignment.inheritable_tokens
+
+
+def _same_namespace(request: Request, record: Record) -> bool:
+    """KV depends on salt, adapter and on the tokens alone: nothing multimodal, no embeddings."""
+    plain = not request.mm_features and request.prompt_embeds is None
+    return plain and _namespace(request) == record.namespace
+
+
+def _namespace(request: Request) -> tuple[str | None, str | None]:
+    adapter = request.lora_request.lora_name if request.lora_request is not None else None
+    return request.cache_salt, adapter
+
+
+def _record(request: Request, tag: Tag, chain: Chain, end: Ending) -> Record:
+    return Record(
+        key=tag.key,
+        version=tag.version,
+        generation=tag.authority.generation,
+        request_id=request.request_id,
+        state=end.state,
+        tokens=array("I", request.all_token_ids),
+        prompt_tokens=request.num_prompt_tokens,
+        frontier=end.frontier,
+        chain=chain,
+        namespace=_namespace(request),
+        arrival_s=request.arrival_time,
+        last_step=request.last_sched_seq,
+        superseded=end.superseded,
+        residual_ms=end.residual_ms,
+    )

@@ -1,0 +1,1 @@
+"""Where vLLM is opened: each file names its symbols, their status upstream and the versions tested."""

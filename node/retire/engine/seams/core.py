@@ -1,0 +1,200 @@
+"""Seam: utility calls on EngineCore. They are served between steps, so they may touch the scheduler.
+
+Sets ``retire_*`` methods on ``vllm.v1.engine.core.EngineCore`` (dispatch: ``getattr(self, name)`` in
+``EngineCoreProc._handle_client_request``). A returned Future defers the reply. Plain values only, so
+that msgpack carries them. Upstream status: internal, the same mechanism as ``reset_prefix_cache``.
+Tested on 0.26.0.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from retire.protocol.codec import decode_contract
+from retire.protocol.versions import ScopeKey, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from retire.engine.inheritance import Record
+
+
+def retire_hello(self: Any) -> dict[str, Any]:
+    """Who this engine is. Fails when its scheduler is not ours: then nothing could be fenced."""
+    scheduler = _versioned(self)
+    from vllm import __version__
+
+    who = scheduler.inheritance.identity
+    return {
+        "boot_id": who.boot_id,
+        "fingerprint": who.fingerprint,
+        "block_size": scheduler.kv.boundary,
+        "num_blocks": scheduler.kv.total_blocks,
+        "vllm_version": __version__,
+        "model": self.vllm_config.model_config.model,
+    }
+
+
+def retire_fence(
+    self: Any, tenant: str, scope: str, term: int, epoch: int, contract: Any, terminal: bool
+) -> Any:
+    """FENCE: retire everything of the scope below ``term.epoch``; answers when its writers are closed."""
+    scheduler = _versioned(self)
+    key, version = ScopeKey(tenant, scope), Version(term, epoch)
+    scheduler.retire_stale()
+    agreed = decode_contract(contract) if contract is not None else None
+    records = scheduler.inheritance.fence(key, version, agreed, terminal=terminal)
+    reply: Future[dict[str, Any]] = Future()
+    scheduler.when_written(
+        [record.last_step for record in records],
+        lambda: reply.set_result(_fenced(scheduler, key, records)),
+    )
+    return reply.result() if reply.done() else reply
+
+
+def retire_certificate(self: Any, tenant: str, scope: str, request_id: str) -> dict[str, Any]:
+    """What ALIGN decided for a successor. Ask after adding the request: one socket keeps the order."""
+    scheduler = _versioned(self)
+    key = ScopeKey(tenant, scope)
+    outcome = scheduler.inheritance.outcome(key, request_id)
+    pin = None
+    if outcome.pinned_blocks:
+        pin = {
+            "blocks": outcome.pinned_blocks,
+            "tier": "hbm",
+            "expires_s": max(0.0, outcome.expires_s - time.monotonic()),
+            "quota_left": scheduler.inheritance.ledger.left(tenant),
+        }
+    return {
+        "certified_tokens": outcome.alignment.certified_tokens,
+        "inheritable_tokens": outcome.alignment.inheritable_tokens,
+        "first_difference": outcome.alignment.first_difference,
+        "stop_reason": outcome.alignment.stop_reason.value,
+        "frontier_tokens": outcome.frontier_tokens,
+        "pin": pin,
+    }
+
+
+def retire_release(self: Any, tenant: str, scope: str) -> int:
+    """Give up what is kept for a scope's successor; returns the pinned blocks released."""
+    return _versioned(self).inheritance.release(ScopeKey(tenant, scope))
+
+
+def retire_quota(self: Any, tenant: str, blocks: int | None) -> None:
+    """Bound the blocks pinned for a tenant on this engine; None: unlimited."""
+    _versioned(self).inheritance.ledger.set_quota(tenant, blocks)
+
+
+def retire_pause(self: Any, tenant: str, scope: str, paused: bool) -> int:
+    """Stop or go on scheduling a scope's requests; returns how many. Authority is untouched."""
+    scheduler = _versioned(self)
+    key = ScopeKey(tenant, scope)
+    ids = {request_id for request_id, tag in scheduler.tags.items() if tag.key == key}
+    scheduler.paused = scheduler.paused | ids if paused else scheduler.paused - ids
+    return len(ids)
+
+
+def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str, Any]:
+    """Live scoped requests (of one tenant or scope), pins and free blocks."""
+    scheduler = _versioned(self)
+    ledger = scheduler.inheritance.ledger
+    live = [
+        _request(scheduler.requests[request_id], tag)
+        for request_id, tag in scheduler.tags.items()
+        if tenant in (None, tag.key.tenant) and scope in (None, tag.key.scope)
+    ]
+    return {
+        "requests": live,
+        "pinned_blocks": ledger.total() if tenant is None else ledger.used(tenant),
+        "pinned_by_tenant": ledger.by_tenant(),
+        "free_blocks": scheduler.kv.free_blocks,
+        "total_blocks": scheduler.kv.total_blocks,
+        "audit": scheduler.inheritance.audit(),
+    }
+
+
+def retire_tick(self: Any) -> int:
+    """End leases whose time is over, also while the engine is idle; returns the blocks still pinned."""
+    inheritance = _versioned(self).inheritance
+    inheritance.expire(time.monotonic())
+    return inheritance.ledger.total()
+
+
+def _versioned(core: Any) -> Any:
+    from retire.engine.seams.scheduler import RetireSchedulerMixin
+
+    if not isinstance(core.scheduler, RetireSchedulerMixin):
+        raise TypeError(f"scheduler {type(core.scheduler).__qualname__} is not versioned by Retire")
+    return core.scheduler
+
+
+def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, Any]:
+    frontier = max((record.frontier for record in records), default=0)
+    residuals = [record.residual_ms for record in records if record.residual_ms is not None]
+    parallel = scheduler.vllm_config.parallel_config
+    return {
+        "participants": [
+            {
+                "pp_rank": pp_rank,
+                "tp_rank": tp_rank,
+                "kv_group": group,
+                "frontier_tokens": frontier,
+                "closed": True,
+            }
+            for pp_rank in range(parallel.pipeline_parallel_size)
+            for tp_rank in range(parallel.tensor_parallel_size)
+            for group in range(len(scheduler.kv.block_sizes))
+        ],
+        "requests": [
+            {
+                "request_id": record.request_id,
+                "state": record.state,
+                "prompt_tokens": record.prompt_tokens,
+                "frontier_tokens": record.frontier,
+            }
+            for record in records
+        ],
+        "residual_ms": max(residuals, default=None),
+        "pinned_blocks": scheduler.inheritance.pinned_for(key),
+        "quota_left": scheduler.inheritance.ledger.left(key.tenant),
+    }
+
+
+def _request(request: Any, tag: Any) -> Mapping[str, Any]:
+    return {
+        "request_id": request.request_id,
+        "scope": tag.key.scope,
+        "version": str(tag.version),
+        "state": request_state(request),
+        "prompt_tokens": request.num_prompt_tokens,
+        "output_tokens": request.num_output_tokens,
+    }
+
+
+def request_state(request: Any) -> str:
+    """queued | prefill | decode, from a vLLM ``Request`` that has not ended."""
+    if request.num_computed_tokens == 0:
+        return "queued"
+    return "decode" if request.num_output_tokens else "prefill"
+
+
+_UTILITIES = (
+    retire_hello,
+    retire_fence,
+    retire_certificate,
+    retire_release,
+    retire_quota,
+    retire_pause,
+    retire_inspect,
+    retire_tick,
+)
+
+
+def install() -> None:
+    """Add the utilities to EngineCore."""
+    from vllm.v1.engine.core import EngineCore
+
+    for utility in _UTILITIES:
+        setattr(EngineCore, utility.__name__, utility)

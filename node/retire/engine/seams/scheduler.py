@@ -1,0 +1,331 @@
+"""Seam: the scheduler. FENCE at the step boundary, RESUME in the predecessor's place, RECLAIM.
+
+Subclasses ``vllm.v1.core.sched.scheduler.Scheduler`` and ``AsyncScheduler``: every override stands
+around ``super()``. Upstream status: "not a public interface". Tested on 0.26.0.
+
+Three facts of vLLM decide this file (each has its test):
+- ``num_computed_tokens`` advances when a step is *scheduled*; what is written is less by what is in flight.
+- block hashes are registered when blocks are allocated; what was not written must lose its hash.
+- only blocks freed after the last step that could write them may be given away (``defer_block_free``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
+
+from retire.engine.inheritance import Ending, Inheritance
+from retire.engine.seams import identity
+from retire.engine.seams.core import request_state
+from retire.engine.seams.kv_cache import KvCache
+from retire.engine.seams.runner import ABANDONED
+from retire.engine.tag import Tag
+from retire.mailbox import GateState, MailboxView, SlotFlags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+QUANTUM_ENV = "RETIRE_QUANTUM_TOKENS"
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Paused requests while a step is scheduled without them."""
+
+    running: list[Request]
+    waiting: tuple[list[Request], ...]  # of `waiting` and of `skipped_waiting`
+
+
+class RetireSchedulerMixin:
+    """Versioned scheduling around a stock scheduler."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.defer_block_free = True  # RECLAIM after the last writer, whatever runs ahead
+        self.mailbox = MailboxView.attach()
+        self.kv = KvCache(self.kv_cache_manager, boundary=self.block_size)
+        self.inheritance = Inheritance(self.kv, identity.of(self.vllm_config, self.kv_cache_config))
+        self.kv.adopt_through(self.inheritance.adoption_of)
+        self.tags: dict[str, Tag] = {}  # live scoped requests by internal id
+        self.paused: set[str] = set()  # ids set aside: they keep blocks and authority
+        self.quantum = _quantum(self.vllm_config)
+        self._ended: list[Request] = []  # retired here: the front end is told in the next output
+        self._step_tokens: dict[str, int] = {}  # of the step being processed: written, not yet counted
+        self._writes: dict[int, dict[str, set[int]]] = {}  # step -> scoped request -> blocks it writes
+        self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
+        self._abandoned: set[int] = set()  # blocks that the step being processed did not write
+
+    # --- ADVANCE and FENCE -------------------------------------------------------------------
+
+    def retire_stale(self) -> None:
+        """Finish every request whose version was superseded; its blocks go to its successor."""
+        stale = [
+            request_id
+            for request_id, tag in self.tags.items()
+            if not self.mailbox.check(tag.slot.index, tag.slot.stamp)
+            and self.mailbox.gate(tag.slot) is GateState.STALE
+        ]
+        if stale:
+            self._ended += super().finish_requests(stale, RequestStatus.FINISHED_ABORTED)
+
+    def when_written(self, steps: Iterable[int], then: Callable[[], None]) -> None:
+        """Call ``then`` once no launched step up to the last of ``steps`` can still write."""
+        last = max(steps, default=0)
+        if last <= self.processed_step_seq:
+            then()
+        else:
+            self._awaiting.append((last, then))
+
+    def _free_request(
+        self, request: Request, delay_free_blocks: bool = False
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        tag = self.tags.pop(request.request_id, None)
+        self.paused.discard(request.request_id)
+        if tag is not None:
+            self.inheritance.ended(request, tag, self._ending(request, tag))
+        return super()._free_request(request, delay_free_blocks)
+
+    def _ending(self, request: Request, tag: Tag) -> Ending:
+        stale = self.mailbox.gate(tag.slot) is GateState.STALE
+        return Ending(
+            state=request_state(request) if stale else "finished",
+            frontier=self._frontier(request),
+            superseded=stale,
+            residual_ms=self._residual_ms(request, tag) if stale else None,
+        )
+
+    def _residual_ms(self, request: Request, tag: Tag) -> float | None:
+        """From ADVANCE to the end of the old request's last step; None: no step of it was running."""
+        if request.request_id not in self._step_tokens:
+            return None
+        advanced_ns = self.mailbox.changed_ns(tag.slot.index)
+        return max(0.0, (time.monotonic_ns() - advanced_ns) / 1e6)
+
+    def _frontier(self, request: Request) -> int:
+        """Tokens whose KV is written for certain; un-hashes the blocks past it."""
+        written = request.num_computed_tokens - request.num_in_flight_tokens
+        written += self._step_tokens.get(request.request_id, 0)
+        written = max(0, min(written, request.num_tokens))
+        if self._abandoned:
+            written = min(written, self.kv.first_of(request.request_id, self._abandoned))
+        self.kv.unhash(self.kv.written_by(request.request_id, written))
+        return written
+
+    # --- admission: RESUME -------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        tag = Tag.of(request.sampling_params)
+        if tag is not None and request.request_id not in self.requests:
+            self.tags[request.request_id] = tag
+            self.inheritance.align(request, tag)
+        super().add_request(request)
+        if tag is not None:
+            self._take_place(request)
+            current = self.mailbox.current(tag.slot.index, tag.slot.tenure)
+            if current is not None and current.flags & SlotFlags.PAUSED:
+                self.paused.add(request.request_id)
+
+    def _take_place(self, request: Request) -> None:
+        """Slot inheritance: stand where the predecessor stood, not at the back of the line."""
+        arrival = self.inheritance.predecessor_arrival(request.request_id)
+        if arrival is None or arrival >= request.arrival_time:
+            return
+        queue = self.waiting if request in self.waiting else self.skipped_waiting
+        queue.remove_request(request)
+        request.arrival_time = arrival
+        if not isinstance(queue, list) and hasattr(queue, "insert"):
+            place = next((i for i, other in enumerate(queue) if other.arrival_time > arrival), len(queue))
+            queue.insert(place, request)
+        else:  # a priority heap orders by (priority, arrival_time) itself
+            queue.add_request(request)
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if not self.tags and not self.inheritance.active:
+            return super().schedule(*args, **kwargs)
+        self.retire_stale()
+        self.inheritance.expire(time.monotonic())
+        aside = self._set_aside()
+        config, threshold = self.scheduler_config, self.scheduler_config.long_prefill_token_threshold
+        if self.tags and (threshold == 0 or threshold > self.quantum):
+            config.long_prefill_token_threshold = self.quantum
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            config.long_prefill_token_threshold = threshold
+            self._put_back(aside)
+        self._after_schedule(output)
+        return output
+
+    def _after_schedule(self, output: SchedulerOutput) -> None:
+        writes = {
+            request_id: self.kv.written_by(
+                request_id, self.requests[request_id].num_computed_tokens - tokens
+            )
+            for request_id, tokens in output.num_scheduled_tokens.items()
+            if request_id in self.tags
+        }
+        if writes:
+            self._writes[id(output)] = writes
+        for new in output.scheduled_new_reqs:
+            self.inheritance.adopted(new.req_id)
+        idle = self.sched_step_seq == self.processed_step_seq  # nothing in flight will free blocks
+        if idle and output.total_num_scheduled_tokens == 0 and self._num_runnable():
+            self._make_room()
+
+    def _set_aside(self) -> Aside | None:
+        """Take paused requests out of the queues for one step; they keep their blocks."""
+        if not self.paused:
+            return None
+        queues = (self.waiting, self.skipped_waiting)
+        aside = Aside(
+            [r for r in self.running if r.request_id in self.paused],
+            tuple([r for r in queue if r.request_id in self.paused] for queue in queues),
+        )
+        self.running = [r for r in self.running if r.request_id not in self.paused]
+        self.max_num_running_reqs -= len(aside.running)
+        for queue, requests in zip(queues, aside.waiting, strict=True):
+            queue.remove_requests(requests)
+        return aside
+
+    def _put_back(self, aside: Aside | None) -> None:
+        if aside is None:
+            return
+        self.running = aside.running + self.running
+        self.max_num_running_reqs += len(aside.running)
+        for queue, requests in zip((self.waiting, self.skipped_waiting), aside.waiting, strict=True):
+            for request in reversed(requests):
+                queue.prepend_request(request)
+
+    def _make_room(self) -> None:
+        """Nothing runs and nothing fits: first the pins of the unclaimed give way, then the paused."""
+        if self.inheritance.yield_oldest():
+            return
+        if self.running and self.running[-1].request_id in self.paused:
+            self._preempt_request(self.running.pop(), time.monotonic())
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        writes = self._writes.pop(id(scheduler_output), None)
+        if writes is not None:
+            self._fence_step(scheduler_output, model_runner_output, writes)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._settle_awaiting()
+        return self._tell_ended(outputs)
+
+    def _settle_awaiting(self) -> None:
+        due = [entry for entry in self._awaiting if entry[0] <= self.processed_step_seq]
+        if due:
+            self._awaiting = [entry for entry in self._awaiting if entry not in due]
+            for _, then in due:
+                then()
+
+    def _fence_step(
+        self, step: SchedulerOutput, result: ModelRunnerOutput, writes: dict[str, set[int]]
+    ) -> None:
+        """Gate G1: nothing of a stale request is appended, counted or emitted."""
+        self._step_tokens = {
+            request_id: tokens - len(step.scheduled_spec_decode_tokens.get(request_id, ()))
+            for request_id, tokens in step.num_scheduled_tokens.items()
+        }
+        if getattr(result, ABANDONED, False):
+            self._abandoned = set().union(*writes.values())
+            self.kv.unhash(self._abandoned)
+            self._roll_back(step)
+        try:
+            self.retire_stale()
+        finally:
+            self._step_tokens, self._abandoned = {}, set()
+
+    def _roll_back(self, step: SchedulerOutput) -> None:
+        """Count an abandoned step's tokens as not computed, for requests that live on."""
+        for request_id, tokens in step.num_scheduled_tokens.items():
+            request = self.requests.get(request_id)
+            if request is None or request.is_finished():
+                continue
+            request.num_computed_tokens -= tokens
+            request.is_prefill_chunk = True
+            self.kv.forget_cached_from(request_id, request.num_computed_tokens)
+
+    def _tell_ended(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
+        """End retired requests in the front end too; without this it waits for them for ever."""
+        for request in self._ended:
+            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            client.outputs.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ABORT,
+                    stop_reason="superseded",
+                )
+            )
+        self._ended.clear()
+        return outputs
+
+    # --- what stock code asks ----------------------------------------------------------------
+
+    def _num_runnable(self) -> int:
+        """Requests that a step could serve: paused ones are no work."""
+        return max(0, super().get_num_unfinished_requests() - len(self.paused))
+
+    def get_num_unfinished_requests(self) -> int:
+        """An engine that holds only paused requests may sleep; one that owes an ending may not."""
+        return self._num_runnable() + len(self._ended)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Whatever is reset is no longer certified: pins and records go first."""
+        self.inheritance.forget_all()
+        return super().reset_prefix_cache(*args, **kwargs)
+
+
+class RetireScheduler(RetireSchedulerMixin, Scheduler):
+    """For engines that schedule one step at a time."""
+
+
+class RetireAsyncScheduler(RetireSchedulerMixin, AsyncScheduler):
+    """For engines that schedule ahead of the device."""
+
+
+def _quantum(vllm_config: Any) -> int:
+    """Tokens a prefill of a revisable scope may compute in one step."""
+    text = os.environ.get(QUANTUM_ENV)
+    if text is None:
+        return 256 if vllm_config.device_config.device_type == "cpu" else 2048
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{QUANTUM_ENV} must be a number of tokens, at least 1; got {text!r}")
+    return int(text)
+
+
+def install() -> None:
+    """Make vLLM pick the versioned scheduler where it would pick a stock one."""
+    from vllm.config.scheduler import SchedulerConfig
+
+    stock = SchedulerConfig.get_scheduler_cls
+    if getattr(stock, "retire", False):
+        return
+    versioned = {Scheduler: RetireScheduler, AsyncScheduler: RetireAsyncScheduler}
+
+    def get_scheduler_cls(self: SchedulerConfig) -> type[Any]:
+        chosen = versioned.get(cls := stock(self), cls)
+        if not issubclass(chosen, RetireSchedulerMixin):
+            raise TypeError(
+                f"scheduler_cls {cls.__qualname__} is not versioned: with Retire, leave scheduler_cls "
+                "unset or subclass retire.engine.seams.scheduler.RetireScheduler"
+            )
+        return chosen
+
+    get_scheduler_cls.retire = True  # type: ignore[attr-defined]
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls  # type: ignore[method-assign]
