@@ -1,4 +1,4 @@
 """The core: versions, contracts, the scope state machine, alignment, certificates, invariants.
 
-Pure standard library; no IO, clock, thread or randomness. Time, ids and randomness come in as arguments.
+Pure standard library; no IO, clock, thread or randomness. Time, ids and randomness are arguments.
 """

@@ -52,6 +52,7 @@ class InvalidField(RetireError):
         self.field = field
 
     def details(self) -> dict[str, Any]:
+        """The field that is wrong."""
         return {"field": self.field}
 
 
@@ -87,6 +88,7 @@ class VersionConflict(RetireError):
         self.current = current
 
     def details(self) -> dict[str, Any]:
+        """What was expected and what is current."""
         return {"version": str(self.expected), "current": str(self.current)}
 
 
@@ -101,6 +103,7 @@ class ScopeClosed(RetireError):
         self.current = current
 
     def details(self) -> dict[str, Any]:
+        """The version at which the scope was cancelled."""
         return {"current": str(self.current)}
 
 
@@ -130,10 +133,13 @@ class QuotaExceeded(RetireError):
     http_status = 429
 
     def __init__(self, tenant: str, *, asked: int, left: int) -> None:
-        super().__init__(f"tenant {tenant!r}: {asked} pinned blocks asked, {left} left in its quota")
+        super().__init__(
+            f"tenant {tenant!r}: {asked} pinned blocks asked, {left} left in its quota"
+        )
         self.left = left
 
     def details(self) -> dict[str, Any]:
+        """Blocks left in the quota."""
         return {"quota_left": self.left}
 
 
@@ -152,6 +158,7 @@ class Unavailable(RetireError):
     retry_after_s: ClassVar[int] = 1
 
     def details(self) -> dict[str, Any]:
+        """When to try again."""
         return {"retry_after_s": self.retry_after_s}
 
 

@@ -60,7 +60,7 @@ def step_stage(state: ScopeState, event: StageEvent) -> ScopeState:
             return _node_lost(state, event.node)
         case FenceTimedOut() | Certified() | SuccessorAdmitted() | RetentionEnded():
             return _on_one(state, event)
-        case _:
+        case _:  # pyright: ignore[reportUnnecessaryComparison]
             raise illegal(state, event)
 
 

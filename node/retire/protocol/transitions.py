@@ -115,7 +115,7 @@ def _step_authority(state: ScopeState, event: AuthorityEvent) -> _Moved:
             return replace(state, registry=RegistryLink.SYNCED), ()
         case Rebuilt():
             return _rebuilt(state, event)
-        case _:
+        case _:  # pyright: ignore[reportUnnecessaryComparison]
             raise illegal(state, event)
 
 
@@ -140,7 +140,7 @@ def _requested(state: ScopeState, event: ChangeRequested) -> _Moved:
         raise illegal(state, event)
     if state.registry is RegistryLink.LOST:
         return state, (Refuse(event.call, Refusal.UNAVAILABLE, state.version),)
-    # Stale and repeated requests go there as well: only the registry tells a replay from a conflict.
+    # Stale and repeated requests go too: only the registry tells a replay from a conflict.
     pending = Pending(event.call, event.change, event.expected, event.contract)
     order = CommitToRegistry(
         event.call, event.change, event.expected, event.idempotency_key, event.body_digest

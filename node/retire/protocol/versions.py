@@ -51,7 +51,7 @@ class Version:
         return Version(self.term, self.epoch + 1)
 
     def packed(self) -> int:
-        """One 64-bit word, ordered like the version: term in the high 24 bits, epoch in the low 40."""
+        """One 64-bit word, ordered like the version: term in its high 24 bits, epoch below."""
         return self.term << 40 | self.epoch
 
     @classmethod
