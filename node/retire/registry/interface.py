@@ -62,8 +62,14 @@ class Commit:
     generation: int
     sequence: int  # commit sequence of the tenant, strictly increasing
     event_id: str  # position in the tenant's stream
-    gates: tuple[LeaseView, ...]  # every joined node and what is left of its lease
+    # Every boot of a node that joined a moved scope, and what was left of its lease at the commit; no lease:
+    # -0.001. Node "*" stands for leases of an older term that a rebuild could not name. Nobody acks for it.
+    gates: tuple[LeaseView, ...]
     replayed: bool
+    children: tuple[
+        tuple[ScopeKey, Version], ...
+    ] = ()  # descendants this commit moved, and where to
+    receipt_json: str | None = None  # when replayed: what report() kept beside the idempotency key
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,12 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of a tenant's stream: a commit, a gate ack, a rebuild or a participant's receipt."""
+    """One entry of a tenant's stream: a commit, a gate ack, a rebuild or a participant's receipt.
+
+    Fields. commit: kind, scope, from, to, generation, sequence, by, children (JSON ``[[scope, version], ...]``).
+    ack and receipt: scope, node, version, payload. register: scope, version, policy ("-": none), parent ("":
+    none). rebuild: term, incarnation. Versions are written ``term.epoch``.
+    """
 
     id: str
     tenant: str
@@ -116,18 +127,31 @@ class Registry(Protocol):
         """Open a tenant under ``term``; returns the incarnation (random id written once, at creation or rebuild).
 
         Creates the tenant when the whole registry is new *and* holds no tenant of that name. Raises
-        TermMismatch when the registry's term is not ``term``.
+        TermMismatch when the registry's term is not ``term``, or when it held this tenant and lost it.
+        NeedRegister when the registry is empty and this client was told that one had been opened before
+        (RegistrySettings.create_when_empty).
         """
         ...
 
+    async def list_tenants(self) -> tuple[str, ...]:
+        """Every tenant the registry ever opened, sorted."""
+        ...
+
     async def register(
-        self, key: ScopeKey, *, term: int, epoch: int = 0, policy: Policy | None = None, parent: str | None = None
+        self,
+        key: ScopeKey,
+        *,
+        term: int,
+        epoch: int = 0,
+        policy: Policy | None = None,
+        parent: str | None = None,
     ) -> ScopeRecord:
         """Create the scope at ``term.epoch`` unless it exists; returns it as it is (``created`` says which)."""
         ...
 
     async def join(self, key: ScopeKey, *, term: int, node: str, boot_id: str) -> ScopeRecord:
-        """Make ``node`` a gate of the scope, from its current version on. NeedRegister when unknown."""
+        """Make ``node`` a gate of the scope, from its current version on. NeedRegister when unknown, ScopeClosed
+        when cancelled."""
         ...
 
     async def leave(self, key: ScopeKey, *, term: int, node: str) -> None:
@@ -145,11 +169,33 @@ class Registry(Protocol):
         body_digest: str,
         by: str,
     ) -> Commit:
-        """Compare-and-set from ``expected``. VersionConflict with the current version, no effect, when it is another."""
+        """Compare-and-set from ``expected``. VersionConflict with the current version, no effect, when it is another.
+
+        SUPERSEDE and CANCEL move every live descendant of the scope too. ScopeClosed after a cancel. The same
+        idempotency key answers the same Commit for 24 hours; IdempotencyConflict with another digest, kind or scope.
+        """
         ...
 
-    async def ack(self, key: ScopeKey, *, term: int, node: str, version: Version, payload: str = "") -> None:
-        """The gates of ``node`` can no longer publish below ``version``; wakes the committer through the stream."""
+    async def ack(
+        self, key: ScopeKey, *, term: int, node: str, version: Version, payload: str = ""
+    ) -> None:
+        """The gates of ``node`` can no longer publish below ``version``; wakes the committer through the stream.
+
+        ``key`` is the scope that was committed, whichever of the moved scopes the node holds: one ack a commit.
+        """
+        ...
+
+    async def report(
+        self,
+        key: ScopeKey,
+        *,
+        term: int,
+        node: str,
+        version: Version,
+        receipt_json: str,
+        idempotency_key: str = "",
+    ) -> None:
+        """Publish a receipt as an event, and keep it for replays of the commit made under ``idempotency_key``."""
         ...
 
     async def renew(
@@ -158,7 +204,8 @@ class Registry(Protocol):
         """Renew the node's publish lease in each tenant.
 
         ``tenants`` maps each tenant to the highest commit sequence this node has seen. TermMismatch when the
-        registry is behind it (rolled back), has another term, or lost the tenant.
+        registry is behind it (rolled back), has another term, lost the tenant, or no longer holds an event that
+        this client saw. NeedRegister when this boot was replaced by a later one or its lease ended a day ago.
         """
         ...
 
@@ -166,8 +213,13 @@ class Registry(Protocol):
         """End the node's leases now (clean shutdown), so that no committer waits for them."""
         ...
 
-    async def reserve(self, tenant: str, *, term: int, owner: str, blocks: int, lease_s: float) -> Reservation:
-        """Set the owner's reservation to ``blocks`` (grow, shrink or renew). QuotaExceeded leaves it as it was."""
+    async def reserve(
+        self, tenant: str, *, term: int, owner: str, blocks: int, lease_s: float
+    ) -> Reservation:
+        """Set the owner's reservation to ``blocks`` (grow, shrink or renew). QuotaExceeded leaves it as it was.
+
+        Reservations whose lease ended return their blocks first. Not growing is never refused.
+        """
         ...
 
     async def release(self, tenant: str, *, term: int, owner: str) -> None:
@@ -183,12 +235,14 @@ class Registry(Protocol):
         ...
 
     async def list_scopes(self, tenant: str) -> tuple[ScopeRecord, ...]:
-        """Every scope of a tenant, by name."""
+        """Every scope of a tenant, by name. NeedRegister when the tenant is absent: lost is not empty."""
         ...
 
     def events(self, tenant: str, *, after: str) -> AsyncIterator[Event]:
-        """Follow the tenant's stream from ``after`` ("$": from now). Nothing is lost on reconnect;
-        raises TermMismatch when the stream was trimmed or lost past ``after`` (resync with snapshot)."""
+        """Follow the tenant's stream from ``after`` ("$": from now, "0-0": from its start). Nothing is lost on
+        reconnect, which goes on for as long as it takes; only the first contact raises RegistryUnavailable.
+        Raises TermMismatch when the stream was trimmed or lost past ``after``, or after a rebuild event
+        (resync with snapshot)."""
         ...
 
     async def snapshot(self, tenant: str) -> Snapshot:
@@ -196,9 +250,20 @@ class Registry(Protocol):
         ...
 
     async def rebuild(
-        self, tenant: str, *, term: int, scopes: Sequence[ScopeRecord], quota_blocks: int | None
+        self,
+        tenant: str,
+        *,
+        term: int,
+        scopes: Sequence[ScopeRecord],
+        quota_blocks: int | None,
+        sequence: int = 0,
+        settle_s: float = 2.0,
     ) -> str:
-        """Write the tenant anew under ``term`` (higher than any before), epochs upward only; returns the incarnation."""
+        """Write the tenant anew under ``term`` (higher than any before), epochs upward only; returns the incarnation.
+
+        ``sequence``: the highest commit sequence any node has seen. ``settle_s``: the longest publish lease a node
+        of an older term may still hold; until it has passed, each Commit counts it as gate "*".
+        """
         ...
 
     async def close(self) -> None:
