@@ -1,7 +1,8 @@
-"""The server's ACL users, one per kind of client, limited to the registry's keys and to what it sends.
+"""The server's ACL users, one per kind of client, limited to the registry's keys and to what it
+sends.
 
-Scripts run with the rights of their caller, so a role is bounded by the commands inside the scripts too.
-Renders text only; must never import a client.
+Scripts run with the rights of their caller, so a role is bounded by the commands inside the scripts
+too. Renders text only; must never import a client.
 """
 
 from __future__ import annotations

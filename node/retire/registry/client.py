@@ -70,7 +70,7 @@ class _Base:
         self._url = checked_url(url, cluster=self._settings.cluster)
         self._where = where(url)
         self._keyspace = Keyspace(self._settings.prefix)
-        self._operations = Operations(self._keyspace, may_open=self._settings.create_when_empty)
+        self.operations = Operations(self._keyspace, may_open=self._settings.create_when_empty)
         self._durability: Durability | None = None
 
     def _translate(self, error: Exception, call: Call) -> Exception:
@@ -92,13 +92,14 @@ def _awaited(
 ) -> Callable[Concatenate[AsyncRegistry, P], Coroutine[Any, Any, T]]:
     @functools.wraps(operation)
     async def method(self: AsyncRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._drive(operation(self._operations, *args, **kwargs))
+        return await self.drive(operation(self.operations, *args, **kwargs))
 
     return method
 
 
 class AsyncRegistry(_Base):
-    """The asyncio registry (interface.Registry) at a ``redis://``, ``rediss://`` or ``unix://`` URL."""
+    """The asyncio registry (interface.Registry) at a ``redis://``, ``rediss://`` or ``unix://``
+    URL."""
 
     def __init__(self, url: str, settings: RegistrySettings | None = None) -> None:
         super().__init__(url, settings)
@@ -125,13 +126,13 @@ class AsyncRegistry(_Base):
     async def events(self, tenant: str, *, after: str) -> AsyncIterator[Event]:
         """See Registry.events. Reads on a connection of its own."""
         cursor = Cursor(self._keyspace, tenant, after=after)
-        cursor.stand(*await self._drive(self._tail(cursor)))
+        cursor.stand(*await self.drive(self._tail(cursor)))
         client, certain = open_async(self._url, replace(self._settings, retries=0)), True
         try:
             while True:
                 try:
                     if not certain:  # idle, or another server may answer at this address now
-                        cursor.stand(*await self._drive(self._tail(cursor)))
+                        cursor.stand(*await self.drive(self._tail(cursor)))
                     reply = await client.xread(**_xread(cursor, self._settings))
                     certain = bool(reply)
                 except (RegistryUnavailable, *_FAILURES):
@@ -144,8 +145,8 @@ class AsyncRegistry(_Base):
             await client.aclose()
 
     async def check_durability(self) -> Durability:
-        """How writes become durable here; RegistryUnavailable when they do not. Also runs before the
-        first write."""
+        """How writes become durable here; RegistryUnavailable when they do not. Also runs before
+        the first write."""
         inquiry = inquire(self._settings, self._where)
         try:
             question = next(inquiry)
@@ -160,11 +161,12 @@ class AsyncRegistry(_Base):
         await self._client.aclose()
 
     def _tail(self, cursor: Cursor) -> Program[tuple[str, str, int]]:
-        return self._operations.tail(
+        return self.operations.tail(
             cursor.tenant, incarnation=cursor.incarnation, after=cursor.after
         )
 
-    async def _drive(self, program: Program[T]) -> T:
+    async def drive(self, program: Program[T]) -> T:
+        """Run a program of operations.py: send its calls, hand it the replies."""
         try:
             call = next(program)
             while True:
@@ -215,7 +217,7 @@ def _blocking(
 ) -> Callable[Concatenate[SyncRegistry, P], T]:
     @functools.wraps(operation)
     def method(self: SyncRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._drive(operation(self._operations, *args, **kwargs))
+        return self.drive(operation(self.operations, *args, **kwargs))
 
     return method
 
@@ -251,13 +253,13 @@ class SyncRegistry(_Base):
     def events(self, tenant: str, *, after: str) -> Iterator[Event]:
         """See Registry.events. Blocks while nothing happens; reads on a connection of its own."""
         cursor = Cursor(self._keyspace, tenant, after=after)
-        cursor.stand(*self._drive(self._tail(cursor)))
+        cursor.stand(*self.drive(self._tail(cursor)))
         client, certain = open_sync(self._url, replace(self._settings, retries=0)), True
         try:
             while True:
                 try:
                     if not certain:  # idle, or another server may answer at this address now
-                        cursor.stand(*self._drive(self._tail(cursor)))
+                        cursor.stand(*self.drive(self._tail(cursor)))
                     reply = client.xread(**_xread(cursor, self._settings))
                     certain = bool(reply)
                 except (RegistryUnavailable, *_FAILURES):
@@ -284,11 +286,12 @@ class SyncRegistry(_Base):
         self._client.close()
 
     def _tail(self, cursor: Cursor) -> Program[tuple[str, str, int]]:
-        return self._operations.tail(
+        return self.operations.tail(
             cursor.tenant, incarnation=cursor.incarnation, after=cursor.after
         )
 
-    def _drive(self, program: Program[T]) -> T:
+    def drive(self, program: Program[T]) -> T:
+        """See AsyncRegistry.drive."""
         try:
             call = next(program)
             while True:

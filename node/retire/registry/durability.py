@@ -1,6 +1,8 @@
-"""Decides how a server makes a write durable before it is acknowledged, from what it says of itself.
+"""Decides how a server makes a write durable before it is acknowledged, from what it says of
+itself.
 
-Pure, except for :class:`Question`, which a client asks of every primary. Must never import a client.
+Pure, except for :class:`Question`, which a client asks of every primary. Must never import a
+client.
 """
 
 from __future__ import annotations

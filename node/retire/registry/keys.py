@@ -1,8 +1,8 @@
 """Key layout of the registry, and the names that may become part of a key or a member.
 
-All keys of one tenant share the hash tag ``{tenant}``, so that Redis Cluster keeps them in one slot and
-one script can change them together. What each key holds is written in ``scripts/prelude.lua``. Only
-idempotency records have a TTL. Must never import a client.
+All keys of one tenant share the hash tag ``{tenant}``, so that Redis Cluster keeps them in one slot
+and one script can change them together. What each key holds is written in ``scripts/prelude.lua``.
+Only idempotency records have a TTL. Must never import a client.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Keyspace:
 
 
 def checked_word(field: str, value: str) -> str:
-    """A node or boot id: printable, no space, at most 255 bytes, and not a name we use ourselves."""
+    """A node or boot id: printable, no space, at most 255 bytes, and not a name we use
+    ourselves."""
     if value in ("*", "?") or " " in value:
         raise InvalidField(field, value, "a name without spaces, other than '*' and '?'")
     return checked_name(field, value)

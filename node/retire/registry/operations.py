@@ -1,7 +1,7 @@
 """Every operation of the registry, without IO: check and pack arguments, yield calls, read replies.
 
-Both clients drive these programs. Owns what one client has learned: incarnations and positions in the
-streams, which make a lost or rolled-back registry visible. Must never import a client.
+Both clients drive these programs. Owns what one client has learned: incarnations and positions in
+the streams, which make a lost or rolled-back registry visible. Must never import a client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reads the replies of the scripts into the values of interface.py. Pure; never imports a client."""
+"""Reads the replies of the scripts into the values of interface.py. Pure; never imports a
+client."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ class RegistrySettings:
 
 
 def checked_url(url: str, *, cluster: bool) -> str:
-    """``redis://``, ``rediss://`` (TLS; options such as ``?ssl_ca_certs=/ca.pem``) or ``unix://``."""
+    """``redis://``, ``rediss://`` (TLS; options such as ``?ssl_ca_certs=/ca.pem``) or
+    ``unix://``."""
     scheme = urlsplit(url).scheme
     if scheme not in _SCHEMES:
         shown = where(url) if "@" in url else url  # never repeat a password
@@ -85,7 +86,8 @@ def open_async(url: str, settings: RegistrySettings) -> Any:
     options = _options(settings) | {"retry": AsyncRetry(backoff, settings.retries)}
     if settings.cluster:
         return AsyncRedisCluster.from_url(url, **options)
-    pool = redis.asyncio.BlockingConnectionPool.from_url(url, **options, **_waiting(url, settings))
+    pools: Any = redis.asyncio.BlockingConnectionPool  # from_url is typed for its base class
+    pool = pools.from_url(url, **options, **_waiting(url, settings))
     return redis.asyncio.Redis.from_pool(pool)
 
 
@@ -95,7 +97,8 @@ def open_sync(url: str, settings: RegistrySettings) -> Any:
     options = _options(settings) | {"retry": Retry(backoff, settings.retries)}
     if settings.cluster:
         return RedisCluster.from_url(url, **options)
-    pool = redis.BlockingConnectionPool.from_url(url, **options, **_waiting(url, settings))
+    pools: Any = redis.BlockingConnectionPool
+    pool = pools.from_url(url, **options, **_waiting(url, settings))
     return redis.Redis.from_pool(pool)
 
 

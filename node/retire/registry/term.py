@@ -1,4 +1,5 @@
-"""The term authority: who counts the rebuilds of the registry, outside the registry (design, section 4).
+"""The term authority: who counts the rebuilds of the registry, outside the registry (design,
+section 4).
 
 Owns the port and the standalone file. Must never import a registry client: a term that the registry
 could change would be lost with it.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -29,8 +30,8 @@ class TermAuthority(Protocol):
         ...
 
     def advance(self, expected: int) -> int:
-        """Move from ``expected`` to ``expected + 1`` and return it, durably; TermMismatch when the term is
-        another."""
+        """Move from ``expected`` to ``expected + 1`` and return it, durably; TermMismatch when the
+        term is another."""
         ...
 
 
@@ -41,7 +42,8 @@ class TermFileError(RetireError):
 
 
 class TermFile:
-    """A term in a file: replaced as a whole, fsynced, under a lock. One file a registry, on a local disk."""
+    """A term in a file: replaced as a whole, fsynced, under a lock. One file a registry, on a local
+    disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +62,7 @@ class TermFile:
         match = _LINE.fullmatch(text)
         if match is None or int(match[1]) > TERM_MAX:
             raise TermFileError(
-                f"term file {self._path} is corrupt: it must hold one line 'retire-term 1 <number>';"
+                f"term file {self._path} is corrupt: it must hold 'retire-term 1 <number>';"
                 " write the highest term that was ever in use there (see the nodes' logs), plus one"
             )
         return int(match[1])
@@ -77,16 +79,17 @@ class TermFile:
             return current + 1
 
     def _absent(self) -> int:
-        # The lock file is made with the first term and never removed, so it tells a lost file from none.
+        # The lock file is made with the first term and never removed, so it tells a lost file from
+        # none.
         if self._lock_path.exists() and self._lock_path.stat().st_size > 0:
             raise TermFileError(
-                f"term file {self._path} is missing, but {self._lock_path} shows that there was one;"
+                f"term file {self._path} is missing, but {self._lock_path} shows there was one;"
                 " restore it, or write 'retire-term 1 <highest term ever in use, plus one>' into it"
             )
         return 0
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,8 +125,8 @@ class TermFile:
 def claim_term(authority: TermAuthority) -> tuple[int, bool]:
     """The term to work under, and whether this call made the first one.
 
-    Only then may an empty registry be opened (RegistrySettings.create_when_empty): at any later time an
-    empty registry has lost its data and must be rebuilt under the next term.
+    Only then may an empty registry be opened (RegistrySettings.create_when_empty): at any later
+    time an empty registry has lost its data and must be rebuilt under the next term.
     """
     current = authority.current()
     if current:
