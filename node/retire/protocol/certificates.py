@@ -1,7 +1,7 @@
 """Certificates: what ALIGN signs, and the check before any predecessor KV is adopted (C2).
 
-The signature is a keyed digest under a key of one engine boot, so that no other node, boot or tenant
-can make one. Must never import anything outside the standard library and ``retire.protocol``.
+The signature is a keyed digest under a key of one engine boot, so that no other node, boot or
+tenant can make one. Imports nothing outside the standard library and ``retire.protocol``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Values <-> plain JSON-able dicts. What is stored or sent to others carries a ``schema`` number.
 
-``x_to_dict`` and ``x_from_dict`` are inverses; reading checks everything and raises InvalidField with
-the path of the field. Must never import anything outside ``retire.protocol``.
+``x_to_dict`` and ``x_from_dict`` are inverses; reading checks everything and raises InvalidField
+with the path of the field. Must never import anything outside ``retire.protocol``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from retire.protocol.certificates import SCHEMA as CERTIFICATE_SCHEMA_NUMBER
 from retire.protocol.certificates import Certificate
@@ -239,6 +240,8 @@ def _hex(f: Fields, name: str) -> bytes:
 
 
 def _block_ids(f: Fields, group: object) -> tuple[int, ...]:
-    if not isinstance(group, list | tuple) or not all(type(i) is int and i >= 0 for i in group):
-        raise f.bad("blocks", "lists of block ids, one list a KV group")
-    return tuple(group)
+    if isinstance(group, list | tuple):
+        ids = cast("Sequence[Any]", group)
+        if all(type(i) is int and i >= 0 for i in ids):
+            return tuple(ids)
+    raise f.bad("blocks", "lists of block ids, one list a KV group")

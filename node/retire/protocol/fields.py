@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from math import isfinite
 from typing import Any, TypeVar, cast
 
 from retire.protocol.errors import InvalidField
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """One JSON object at ``path``. Each reader checks type and presence, and marks the key as read."""
+    """One JSON object at ``path``; each reader checks presence and type of one key."""
 
     def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, Mapping):
@@ -64,7 +65,7 @@ class Fields:
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.bad(name, "a number")
-        if value != value or value in (float("inf"), float("-inf")):
+        if not isfinite(value):
             raise self.bad(name, "a finite number")
         return value
 

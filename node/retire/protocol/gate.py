@@ -107,7 +107,7 @@ class LeaseState:
     grants: tuple[Grant, ...] = ()  # granted, not caught up with; in the order they were sent
 
     def can_open(self, tenant: str) -> bool:
-        """A scope gets a slot only when the stored deadline comes from a lease in its tenant too."""
+        """A scope gets a slot only when the stored deadline comes from a lease in its tenant."""
         return tenant in self.covered
 
     def step(self, event: LeaseEvent) -> LeaseState:

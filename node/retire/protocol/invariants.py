@@ -1,0 +1,325 @@
+"""The promises as named rules over a recorded history (design, section 2).
+
+``check`` judges a whole history. ``Facts`` is the same rules one record at a time: the model carries
+it along every path, so model, tests and the running system are held to one text. Imports nothing
+outside the standard library and ``retire.protocol``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from retire.protocol.events import Change
+from retire.protocol.history import (
+    Acknowledged,
+    Adopted,
+    Allocated,
+    CertificateIssued,
+    CommitMade,
+    Delivered,
+    Finished,
+    Freed,
+    Idle,
+    NodeRestarted,
+    PinReleased,
+    PinTaken,
+    Published,
+    Record,
+    RegistryRebuilt,
+    Submitted,
+    VersionSeen,
+    WritersClosed,
+    Wrote,
+    in_order,
+    record_from_dict,
+    record_to_dict,
+)
+from retire.protocol.versions import ScopeKey, Version
+
+__all__ = ["RULES", "Facts", "Violation", "check", "in_order", "record_from_dict", "record_to_dict"]
+
+RULES = {
+    "C1.published_after_acknowledge": "a gate published below an acknowledged version",
+    "C1.old_after_new": "a consumer saw an old token after a new one",
+    "C1.cancelled": "work was admitted or published at or above a cancelled version",
+    "C2.no_certificate": "KV was adopted without a certificate for that version",
+    "C2.certificate_differs": "other blocks, tokens or generation were adopted than were certified",
+    "C2.expired": "KV was adopted after its certificate had expired",
+    "C2.writer_open": "KV was certified or adopted before the old writers were closed",
+    "C2.freed": "certified blocks were freed before their adoption",
+    "C3.foreign_write": "blocks were written by work that does not own them",
+    "C3.certified_write": "blocks were written after they had been certified",
+    "C3.owned_twice": "blocks in use were given to other work",
+    "C3.freed_running": "blocks of the current version were reclaimed under running work",
+    "C3.freed_open": "blocks were reclaimed before their old writers were closed",
+    "C4.no_progress": "the final version of a scope neither published nor finished",
+    "C5.version_fell": "an observer went back to a lower version",
+    "C5.commit_fell": "a commit did not raise the version, or came from a stale one",
+    "C5.term_fell": "something of a term below the last rebuild was taken as current",
+    "C6.freed_pinned": "pinned blocks were freed",
+    "C6.unbalanced": "a pin was released that its owner did not hold",
+    "C6.over_quota": "a pin exceeded its tenant's quota",
+    "C6.idle": "pins were held while idle",
+    "commit.twice": "one idempotency key committed twice",
+    "commit.pause_moved": "a pause or resume changed the version",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule: its name in RULES, the index of the record (or the length, at the end)."""
+
+    name: str
+    index: int
+    message: str
+
+
+def check(history: Iterable[Record]) -> list[Violation]:
+    """Judge a history in time order (see :func:`in_order`); [] means that every rule holds."""
+    facts = Facts()
+    found: list[Violation] = []
+    index = -1
+    for index, record in enumerate(history):
+        found += [_violation(name, index, str(record)) for name in facts.observe(record)]
+    found += [_violation(name, index + 1, what) for name, what in facts.at_end()]
+    return found
+
+
+def _violation(name: str, index: int, what: str) -> Violation:
+    return Violation(name, index, f"{RULES[name]}: {what}")
+
+
+_Block = tuple[str, int]  # node, block id
+_Owner = tuple[ScopeKey, Version]
+_SETS = frozenset(("finished", "progressed", "submitted"))
+
+
+class Facts:
+    """What the records so far add up to. ``observe`` returns the names of the rules broken."""
+
+    __slots__ = (
+        "acknowledged",
+        "cancelled",
+        "certificates",
+        "closed",
+        "commits",
+        "current",
+        "finished",
+        "owners",
+        "pins",
+        "progressed",
+        "seen",
+        "submitted",
+        "terms",
+    )
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[ScopeKey, Version] = {}
+        self.cancelled: dict[ScopeKey, Version] = {}
+        self.certificates: dict[tuple[str, ScopeKey, Version], CertificateIssued] = {}
+        self.closed: dict[tuple[str, ScopeKey], Version] = {}
+        self.commits: dict[tuple[ScopeKey, str], Version] = {}
+        self.current: dict[ScopeKey, Version] = {}
+        self.finished: set[_Owner] = set()
+        self.owners: dict[_Block, frozenset[_Owner]] = {}
+        self.pins: dict[_Block, frozenset[_Owner]] = {}
+        self.progressed: set[_Owner] = set()
+        self.seen: dict[tuple[str, ScopeKey], Version] = {}
+        self.submitted: set[_Owner] = set()
+        self.terms: dict[str, int] = {}
+
+    def copy(self) -> Facts:
+        """Independent facts that continue from here."""
+        new = Facts()
+        for name in Facts.__slots__:
+            kept: Any = getattr(self, name)
+            setattr(new, name, kept.copy())
+        return new
+
+    def frozen(self) -> Hashable:
+        """A hashable value, equal for equal facts."""
+        parts: list[Hashable] = []
+        for name in Facts.__slots__:
+            kept: Any = getattr(self, name)
+            parts.append(frozenset(kept if name in _SETS else kept.items()))
+        return tuple(parts)
+
+    def observe(self, record: Record) -> list[str]:
+        """Take in one record."""
+        match record:
+            case CommitMade():
+                return self._committed(record)
+            case Acknowledged(_, key, version):
+                raised = max(version, self.acknowledged.get(key, version))
+                self.acknowledged[key] = raised
+                return []
+            case Published() | Delivered() | Submitted() | Finished() | VersionSeen():
+                return self._worked(record)
+            case RegistryRebuilt(_, tenant, term):
+                fell = term <= self.terms.get(tenant, -1)
+                self.terms[tenant] = max(term, self.terms.get(tenant, term))
+                return ["C5.term_fell"] if fell else []
+            case _:
+                return self._memory(record)
+
+    def at_end(self) -> list[tuple[str, str]]:
+        """Rules about the whole history: (name, what)."""
+        stuck = [
+            (key, version)
+            for key, version in self.submitted
+            if version >= self.current.get(key, version) and (key, version) not in self.progressed
+        ]
+        return [("C4.no_progress", f"{key} {version}") for key, version in sorted(stuck)]
+
+    def _committed(self, r: CommitMade) -> list[str]:
+        current = self.current.get(r.key, r.from_version)
+        broken: list[str] = []
+        if r.change in (Change.PAUSE, Change.RESUME):
+            if r.to_version != r.from_version:
+                broken.append("commit.pause_moved")
+        elif r.to_version <= current or (r.from_version != current and r.change != Change.REBUILD):
+            broken.append("C5.commit_fell")
+        if r.to_version.term < self.terms.get(r.key.tenant, 0):
+            broken.append("C5.term_fell")
+        if r.idempotency_key and (r.key, r.idempotency_key) in self.commits:
+            broken.append("commit.twice")
+        self.commits[r.key, r.idempotency_key] = r.to_version
+        self.current[r.key] = max(current, r.to_version)
+        if r.change is Change.CANCEL:
+            self.cancelled[r.key] = r.to_version
+        return broken
+
+    def _worked(self, r: Published | Delivered | Submitted | Finished | VersionSeen) -> list[str]:
+        broken: list[str] = []
+        match r:
+            case Published():
+                if r.version < self.acknowledged.get(r.key, r.version):
+                    broken.append("C1.published_after_acknowledge")
+                self.progressed.add((r.key, r.version))
+            case Delivered():
+                broken += self._see(r.consumer, r, "C1.old_after_new")
+            case VersionSeen():
+                return self._see(r.observer, r, "C5.version_fell")
+            case Submitted():
+                self.submitted.add((r.key, r.version))
+            case Finished():
+                self.progressed.add((r.key, r.version))
+                self.finished.add((r.key, r.version))
+        cancelled = self.cancelled.get(r.key)
+        if cancelled is not None and r.version >= cancelled:
+            broken.append("C1.cancelled")
+        return broken
+
+    def _see(self, who: str, r: Delivered | VersionSeen, rule: str) -> list[str]:
+        newest = self.seen.get((who, r.key), r.version)
+        self.seen[who, r.key] = max(newest, r.version)
+        return [rule] if r.version < newest else []
+
+    def _memory(self, record: Record) -> list[str]:
+        match record:
+            case WritersClosed(_, node, key, version):
+                self.closed[node, key] = max(version, self.closed.get((node, key), version))
+            case CertificateIssued():
+                self.certificates[record.node, record.key, record.to_version] = record
+                return self._open_writer(record.node, record.key, record.to_version)
+            case Adopted():
+                return self._adopted(record)
+            case PinTaken() | PinReleased():
+                return self._pinned(record)
+            case NodeRestarted(_, node):
+                self._forget(node)
+            case Idle(_, node):
+                return ["C6.idle"] if any(n == node for n, _ in self.pins) else []
+            case _:
+                return self._blocks(record)
+        return []
+
+    def _blocks(self, record: Record) -> list[str]:
+        match record:
+            case Allocated():
+                return self._allocated(record)
+            case Wrote():
+                return self._wrote(record)
+            case Freed():
+                return self._freed(record)
+            case _:
+                raise TypeError(f"not a history record: {record!r}")
+
+    def _open_writer(self, node: str, key: ScopeKey, version: Version) -> list[str]:
+        closed = self.closed.get((node, key))
+        return [] if closed is not None and closed >= version else ["C2.writer_open"]
+
+    def _adopted(self, r: Adopted) -> list[str]:
+        if not r.tokens:
+            return []
+        certificate = self.certificates.get((r.node, r.key, r.version))
+        if certificate is None:
+            return ["C2.no_certificate"]
+        broken = self._open_writer(r.node, r.key, r.version)
+        claimed = (r.generation, r.tokens, r.blocks)
+        if claimed != (certificate.generation, certificate.tokens, certificate.blocks):
+            broken.append("C2.certificate_differs")
+        if r.at_ns >= certificate.expires_ns:
+            broken.append("C2.expired")
+        if not all((r.node, b) in self.owners for b in r.blocks):
+            broken.append("C2.freed")
+        for block in ((r.node, b) for b in r.blocks):
+            self.owners[block] = self.owners.get(block, frozenset()) | {(r.key, r.version)}
+        return broken
+
+    def _allocated(self, r: Allocated) -> list[str]:
+        blocks = [(r.node, b) for b in r.blocks]
+        twice = any(b in self.owners or b in self.pins for b in blocks)
+        for block in blocks:
+            self.owners[block] = self.owners.get(block, frozenset()) | {(r.key, r.version)}
+        return ["C3.owned_twice"] if twice else []
+
+    def _wrote(self, r: Wrote) -> list[str]:
+        broken: list[str] = []
+        me = (r.key, r.version)
+        owners = [self.owners.get((r.node, b), frozenset[_Owner]()) for b in r.blocks]
+        if not all(me in o for o in owners):
+            broken.append("C3.foreign_write")
+        # Shared with another version: certified pages are immutable.
+        if any(me in o and len(o) > 1 for o in owners):
+            broken.append("C3.certified_write")
+        return broken
+
+    def _freed(self, r: Freed) -> list[str]:
+        broken: list[str] = []
+        me = (r.key, r.version)
+        running = me in self.submitted and me not in self.finished
+        if r.version == self.current.get(r.key) and running:
+            broken.append("C3.freed_running")
+        closed = self.closed.get((r.node, r.key))
+        if r.version < self.current.get(r.key, r.version) and not (closed and closed > r.version):
+            broken.append("C3.freed_open")
+        for block in ((r.node, b) for b in r.blocks):
+            left = self.owners.pop(block, frozenset[_Owner]()) - {me}
+            if left:
+                self.owners[block] = left
+            elif block in self.pins:
+                broken.append("C6.freed_pinned")
+        return broken
+
+    def _pinned(self, r: PinTaken | PinReleased) -> list[str]:
+        me = frozenset(((r.key, r.version),))
+        broken: list[str] = []
+        for block in ((r.node, b) for b in r.blocks):
+            held = self.pins.pop(block, frozenset[_Owner]())
+            if isinstance(r, PinReleased) and not me <= held:
+                broken.append("C6.unbalanced")
+            left = held | me if isinstance(r, PinTaken) else held - me
+            if left:
+                self.pins[block] = left
+        if isinstance(r, PinTaken) and (r.quota_left or 0) < 0:
+            broken.append("C6.over_quota")
+        return broken
+
+    def _forget(self, node: str) -> None:
+        self.owners = {b: o for b, o in self.owners.items() if b[0] != node}
+        self.pins = {b: o for b, o in self.pins.items() if b[0] != node}
+        self.certificates = {k: c for k, c in self.certificates.items() if k[0] != node}
+        self.closed = {k: v for k, v in self.closed.items() if k[0] != node}
