@@ -37,7 +37,7 @@ def tiny_model(name: str = "qwen3-tiny", root: Path | None = None) -> Path:
     return path
 
 
-def _config(name: str):  # noqa: ANN202  (a transformers config class per name)
+def _config(name: str):
     from transformers import Gemma3TextConfig, Qwen3Config
 
     common = {
@@ -78,14 +78,17 @@ def _make(name: str, path: Path) -> None:
     with torch.no_grad():
         for parameter_name, weight in model.named_parameters():
             if weight.dim() >= 2:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * _std(name, parameter_name, weight))
+                weight.copy_(
+                    torch.randn(weight.shape, generator=generator)
+                    * _std(name, parameter_name, weight)
+                )
     model.save_pretrained(path)
     _save_tokenizer(path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}))
     (path / "done").touch()
 
 
-def _std(name: str, parameter: str, weight) -> float:  # noqa: ANN001  (a torch tensor)
+def _std(name: str, parameter: str, weight) -> float:
     if "embed" in parameter:
         # Gemma scales its embeddings by sqrt(hidden): a wide std makes greedy echo the last token.
         return 0.1 if name.startswith("gemma3") else 1.0
@@ -108,7 +111,9 @@ def _save_tokenizer(path: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((" ".join(rng.choices(words, k=12)) for _ in range(3000)), trainer)
+    tokenizer.train_from_iterator(
+        (" ".join(rng.choices(words, k=12)) for _ in range(3000)), trainer
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|eos|>",

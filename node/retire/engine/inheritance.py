@@ -1,11 +1,12 @@
 """ALIGN and RESUME inside the engine: what ended requests leave, and what a successor takes over.
 
 Owns the fence records of retired requests, the pins that keep their blocks, and each successor's
-certificate until its adoption is verified. Works on ``seams.kv_cache`` blocks; must never import vLLM.
+certificate until its adoption is verified. Works on ``seams.kv_cache`` blocks; must never import
+vLLM.
 
-A *record* is left by every scoped request that ends. Superseded: its written blocks are pinned at once
-under a lease. Ended by itself (finished, client gone): its blocks stay ordinary cache, remembered with
-their hashes, and are pinned when a SUPERSEDE comes, as far as they are still intact.
+A *record* is left by every scoped request that ends. Superseded: its written blocks are pinned at
+once under a lease. Ended by itself (finished, client gone): its blocks stay ordinary cache, remembered
+with their hashes, and are pinned when a SUPERSEDE comes, as far as they are still intact.
 """
 
 from __future__ import annotations
@@ -17,84 +18,37 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from retire.engine.pins import PinLedger, PinOwner
+from retire.engine.records import NOTHING, Outcome, Record, Successor, record_of, same_namespace
 from retire.protocol.alignment import Alignment, KvGroup, align, cold
-from retire.protocol.certificates import Certificate, certify
-from retire.protocol.contract import Contract, Inherit, StopReason
+from retire.protocol.certificates import (
+    AdoptionFacts,
+    Certificate,
+    certify,
+    token_digest,
+    verify,
+)
+from retire.protocol.contract import Contract, Equivalence, Inherit, Participant, StopReason
 from retire.protocol.errors import QuotaExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vllm.v1.request import Request
 
+    from retire.engine.records import Ending
     from retire.engine.seams.identity import EngineIdentity
     from retire.engine.seams.kv_cache import Chain, KvCache
     from retire.engine.tag import Tag
     from retire.protocol.versions import ScopeKey, Version
 
 RECORDS_PER_SCOPE: Final = 8
-RECORD_TOKENS_MAX: Final = 8 * 2**20  # tokens remembered in all (4 bytes each); the oldest scopes go first
+RECORD_TOKENS_MAX: Final = (
+    8 * 2**20
+)  # tokens remembered in all (4 bytes each); the oldest scopes go first
 OUTCOMES_MAX: Final = 1024
+UNREPORTED_SCOPES_MAX: Final = 4096
 _COLD: Final = frozenset({StopReason.QUOTA, StopReason.CONTRACT, StopReason.FINGERPRINT})
 
 
-@dataclass(slots=True)
-class Record:
-    """What one scoped request left when it ended."""
-
-    key: ScopeKey
-    version: Version
-    generation: int
-    request_id: str
-    state: str  # "queued" | "prefill" | "decode" | "finished"
-    tokens: array[int]  # prompt and output, as far as they are known
-    prompt_tokens: int
-    frontier: int  # tokens whose KV is written
-    chain: Chain  # the full blocks behind the frontier
-    namespace: tuple[str | None, str | None]  # cache salt and adapter: KV of another is never equal
-    arrival_s: float
-    last_step: int  # scheduling step that may still write its blocks
-    superseded: bool
-    residual_ms: float | None = None  # old work after ADVANCE; None: none was running
-    pinned: PinOwner | None = None
-    refused: StopReason | None = None  # why its blocks are not kept
-    reported: bool = False  # a FENCE receipt has named it
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a request ended, as its scheduler saw it."""
-
-    state: str  # "queued" | "prefill" | "decode" | "finished"
-    frontier: int  # tokens
-    superseded: bool
-    residual_ms: float | None = None  # old work on the device after ADVANCE; None: none was running
-
-
-@dataclass(frozen=True, slots=True)
-class Successor:
-    """A request that ALIGN has seen and that does not run yet."""
-
-    key: ScopeKey
-    version: Version
-    owner: PinOwner | None = None  # its lease; None: it inherits nothing, or the lease is over
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What ALIGN decided for one successor."""
-
-    alignment: Alignment
-    frontier_tokens: int = 0
-    chain: Chain | None = None  # blocks to alias; None: cold
-    certificate: Certificate | None = None
-    arrival_s: float | None = None  # of the predecessor whose place it takes
-    pinned_blocks: int = 0
-    expires_s: float = 0.0
-
-
 _DEFAULT: Final = Contract()
-NOTHING: Final = Outcome(Alignment(0, 0, None, StopReason.NO_PREDECESSOR))
 
 
 @dataclass(slots=True)
@@ -108,7 +62,9 @@ class Inheritance:
     _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
     _outcomes: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
     _successors: dict[str, Successor] = field(default_factory=dict)  # aligned, not running yet
+    _unreported: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _remembered: int = 0  # tokens in all records
+    _generation: int = 0  # ownership instance of the whole cache; a reset begins another
 
     @property
     def active(self) -> bool:
@@ -119,7 +75,7 @@ class Inheritance:
 
     def ended(self, request: Request, tag: Tag, end: Ending) -> None:
         """Remember an ending request; keep its blocks at once when it was superseded."""
-        record = _record(request, tag, self.cache.chain(request.request_id, end.frontier), end)
+        record = record_of(request, tag, self.cache.chain(request.request_id, end.frontier), end)
         if end.superseded:
             self._keep(record)
         self._remember(record)
@@ -128,6 +84,9 @@ class Inheritance:
             self._unpin(successor.owner)
 
     def _remember(self, record: Record) -> None:
+        self._unreported.setdefault(record.key, deque(maxlen=RECORDS_PER_SCOPE)).append(record)
+        if len(self._unreported) > UNREPORTED_SCOPES_MAX:
+            self._unreported.popitem(last=False)
         records = self._records.setdefault(record.key, deque())
         self._records.move_to_end(record.key)
         records.append(record)
@@ -148,7 +107,7 @@ class Inheritance:
     def _keep(self, record: Record) -> None:
         """Pin what the record's chain still holds, within contract and quota."""
         contract = self._contracts.get(record.key, _DEFAULT)
-        if contract.inherit is Inherit.NEVER:
+        if self._forbids(contract):
             record.refused = StopReason.CONTRACT
             return
         if not record.superseded:
@@ -158,6 +117,13 @@ class Inheritance:
             record.pinned = owner
         else:
             record.refused = StopReason.QUOTA
+
+    def _forbids(self, contract: Contract) -> bool:
+        """Whether a contract allows no reuse on this engine (paper, section 3.1)."""
+        ordinary = self.identity.numerical_mode == "std"
+        return contract.inherit is Inherit.NEVER or (
+            contract.equivalence is Equivalence.BATCH_INVARIANT and ordinary
+        )
 
     def _pin(self, owner: PinOwner, chain: Chain, expires_s: float) -> bool:
         blocks = chain.real_blocks()
@@ -176,6 +142,7 @@ class Inheritance:
     def _let_go(self, record: Record) -> int:
         self._remembered -= len(record.tokens)
         record.tokens = array("I")
+        record.chain = self.cache.cut(record.chain, 0)
         return self._unpin_record(record)
 
     def _unpin_record(self, record: Record) -> int:
@@ -187,23 +154,24 @@ class Inheritance:
     def fence(
         self, key: ScopeKey, version: Version, contract: Contract | None, *, terminal: bool
     ) -> list[Record]:
-        """Settle what every request of the scope below ``version`` leaves; returns their records.
+        """Settle what every request of the scope below ``version`` leaves; reports each ended one once.
 
-        A request that ended by itself before the fence is kept too, as far as its blocks are intact.
+        One that ended by itself before the fence is kept too, as far as its blocks are intact.
         """
         if contract is not None:
             self._contracts[key] = contract
-        keep = not terminal and (contract is None or contract.inherit is Inherit.CERTIFIED)
+        keep = not terminal and (contract is None or not self._forbids(contract))
         records = [r for r in self._records.get(key, ()) if r.version < version]
         for record in reversed(records):  # the newest first: a quota may not reach for all
             self._settle(record, contract, keep=keep)
-        unreported = [record for record in records if not record.reported]
-        for record in unreported:
-            record.reported = True
         if terminal:
             self._forget(key)
             self._contracts.pop(key, None)
-        return unreported
+        unreported = self._unreported.pop(key, deque())
+        later = deque((r for r in unreported if not r.version < version), unreported.maxlen)
+        if later:
+            self._unreported[key] = later
+        return [record for record in unreported if record.version < version]
 
     def _settle(self, record: Record, contract: Contract | None, *, keep: bool) -> None:
         if not keep:
@@ -234,7 +202,10 @@ class Inheritance:
 
     def _best(self, request: Request, tag: Tag, predecessors: list[Record]) -> Outcome:
         best, source = max(
-            ((self._outcome_from(request, tag, record), record) for record in reversed(predecessors)),
+            (
+                (self._outcome_from(request, tag, record), record)
+                for record in reversed(predecessors)
+            ),
             key=lambda pair: _reach(pair[0].alignment),
         )
         best = replace(best, arrival_s=min(record.arrival_s for record in predecessors))
@@ -243,7 +214,7 @@ class Inheritance:
         cached = self.cache.cached_prefix(request)
         if cached.tokens <= best.alignment.certified_tokens:
             return best
-        # Other work of this tenant wrote further along the same tokens: an equal hash chain, written.
+        # Other work of this tenant wrote further along the same tokens: an equal hash chain.
         further = self._align(source.tokens, request, cached, frontier=cached.tokens)
         further = replace(
             further,
@@ -254,7 +225,7 @@ class Inheritance:
 
     def _outcome_from(self, request: Request, tag: Tag, record: Record) -> Outcome:
         refused = StopReason.CONTRACT if not tag.inherit else record.refused
-        if refused is None and not _same_namespace(request, record):
+        if refused is None and not same_namespace(request, record):
             refused = StopReason.FINGERPRINT
         chain, frontier = record.chain, record.frontier
         if record.pinned is None:
@@ -268,6 +239,7 @@ class Inheritance:
         certified = alignment.certified_tokens
         return Outcome(
             alignment,
+            from_version=record.version,
             frontier_tokens=record.frontier,
             chain=self.cache.cut(chain, certified) if certified else None,
         )
@@ -287,25 +259,78 @@ class Inheritance:
 
     def _lease(self, request: Request, tag: Tag, outcome: Outcome) -> Outcome:
         assert outcome.chain is not None
-        contract = self._contracts.get(tag.key, _DEFAULT)
         owner = PinOwner(tag.key, request.request_id)
-        expires_s = time.monotonic() + contract.ttl_s
+        expires_s = time.monotonic() + self._contracts.get(tag.key, _DEFAULT).ttl_s
         if not self._pin(owner, outcome.chain, expires_s):
             return replace(outcome, alignment=cold(outcome.alignment, StopReason.QUOTA), chain=None)
         self._successors[request.request_id] = Successor(tag.key, tag.version, owner)
         return replace(
-            outcome, pinned_blocks=len(self.ledger.pins[owner].block_ids), expires_s=expires_s
+            outcome,
+            certificate=self._certify(request, tag, outcome, expires_s),
+            pinned_blocks=len(self.ledger.pins[owner].block_ids),
+            expires_s=expires_s,
         )
 
+    def _certify(
+        self, request: Request, tag: Tag, outcome: Outcome, expires_s: float
+    ) -> Certificate:
+        assert outcome.chain is not None and outcome.from_version is not None
+        tokens = outcome.alignment.certified_tokens
+        draft = Certificate(
+            key=tag.key,
+            from_version=outcome.from_version,
+            to_version=tag.version,
+            generation=self._generation,
+            fingerprint=self.identity.fingerprint,
+            numerical_mode=self.identity.numerical_mode,
+            tokens=tokens,
+            token_digest=token_digest(request.prompt_token_ids or (), tokens),
+            blocks=outcome.chain.block_ids(),
+            participants=tuple(
+                Participant(
+                    "", self.identity.boot_id, 0, 0, group, outcome.chain.tokens, closed=True
+                )
+                for group in range(len(outcome.chain.blocks))
+            ),
+            expires_ns=int(expires_s * 1e9),
+        )
+        return certify(draft, self.identity.key)
+
     def adoption_of(self, request: Request) -> Chain | None:
-        """The certified blocks that admission must alias for this request, while its lease lasts."""
+        """The certified blocks that admission must alias for this request (None: none)."""
         successor = self._successors.get(request.request_id)
         if successor is None or successor.owner is None:
             return None
-        return self._outcomes[request.request_id].chain
+        outcome = self._outcomes[request.request_id]
+        if not successor.verified:
+            if self._refusal(request, successor, outcome) is not None:
+                self._end_lease(successor.owner)
+                return None
+            self._successors[request.request_id] = replace(successor, verified=True)
+        return outcome.chain
+
+    def _refusal(
+        self, request: Request, successor: Successor, outcome: Outcome
+    ) -> StopReason | None:
+        """Why the certificate does not admit this request now (C2); None: it does."""
+        if outcome.certificate is None or outcome.chain is None:
+            return StopReason.NO_PREDECESSOR
+        if outcome.certificate.blocks != outcome.chain.block_ids():
+            return StopReason.GENERATION
+        facts = AdoptionFacts(
+            key=successor.key,
+            version=successor.version,
+            generation=self._generation,
+            fingerprint=self.identity.fingerprint,
+            numerical_mode=self.identity.numerical_mode,
+            prompt=request.prompt_token_ids or (),
+            boot_ids=frozenset({self.identity.boot_id}),
+            now_ns=time.monotonic_ns(),
+        )
+        return verify(outcome.certificate, facts, signing_key=self.identity.key)
 
     def adopted(self, request_id: str) -> None:
-        """The request runs: verify that it took exactly the certified blocks, then end the leases."""
+        """The request runs: verify that it took exactly the certified blocks; end the leases."""
         successor = self._successors.pop(request_id, None)
         if successor is None:
             return
@@ -362,6 +387,7 @@ class Inheritance:
 
     def forget_all(self) -> None:
         """The cache is being reset: no record, lease or certificate survives it."""
+        self._generation += 1
         for owner in list(self.ledger.pins):
             self._end_lease(owner)
         for key in list(self._records):
@@ -380,33 +406,3 @@ class Inheritance:
 
 def _reach(alignment: Alignment) -> tuple[int, int]:
     return alignment.certified_tokens, alignment.inheritable_tokens
-
-
-def _same_namespace(request: Request, record: Record) -> bool:
-    """KV depends on salt, adapter and on the tokens alone: nothing multimodal, no embeddings."""
-    plain = not request.mm_features and request.prompt_embeds is None
-    return plain and _namespace(request) == record.namespace
-
-
-def _namespace(request: Request) -> tuple[str | None, str | None]:
-    adapter = request.lora_request.lora_name if request.lora_request is not None else None
-    return request.cache_salt, adapter
-
-
-def _record(request: Request, tag: Tag, chain: Chain, end: Ending) -> Record:
-    return Record(
-        key=tag.key,
-        version=tag.version,
-        generation=tag.authority.generation,
-        request_id=request.request_id,
-        state=end.state,
-        tokens=array("I", request.all_token_ids),
-        prompt_tokens=request.num_prompt_tokens,
-        frontier=end.frontier,
-        chain=chain,
-        namespace=_namespace(request),
-        arrival_s=request.arrival_time,
-        last_step=request.last_sched_seq,
-        superseded=end.superseded,
-        residual_ms=end.residual_ms,
-    )

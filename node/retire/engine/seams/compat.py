@@ -60,7 +60,9 @@ SYMBOLS: Final = (
     Symbol("vllm.v1.engine.core", "EngineCoreProc._handle_client_request"),
     Symbol("vllm.v1.engine.core", "EngineCore.step", ("self",)),
     Symbol(
-        _RUNNER, "GPUModelRunner.execute_model", ("self", "scheduler_output", "intermediate_tensors")
+        _RUNNER,
+        "GPUModelRunner.execute_model",
+        ("self", "scheduler_output", "intermediate_tensors"),
     ),
     Symbol(_RUNNER, "GPUModelRunner.sample_tokens", ("self", "grammar_output")),
     Symbol(_RUNNER, "GPUModelRunner._model_forward"),

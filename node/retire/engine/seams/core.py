@@ -12,13 +12,13 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from retire.protocol.codec import decode_contract
+from retire.protocol.codec import contract_from_dict
 from retire.protocol.versions import ScopeKey, Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from retire.engine.inheritance import Record
+    from retire.engine.records import Record
 
 
 def retire_hello(self: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def retire_fence(
     scheduler = _versioned(self)
     key, version = ScopeKey(tenant, scope), Version(term, epoch)
     scheduler.retire_stale()
-    agreed = decode_contract(contract) if contract is not None else None
+    agreed = contract_from_dict(contract) if contract is not None else None
     records = scheduler.inheritance.fence(key, version, agreed, terminal=terminal)
     reply: Future[dict[str, Any]] = Future()
     scheduler.when_written(

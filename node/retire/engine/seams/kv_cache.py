@@ -1,7 +1,7 @@
 """Seam: KV blocks of one engine (pin, un-hash, look up, adopt).
 
-Opens ``vllm.v1.core.kv_cache_manager.KVCacheManager.get_computed_blocks`` (wrapped on the instance, so
-that a certified successor aliases exactly its pinned blocks) and uses ``BlockPool.touch``,
+Opens ``vllm.v1.core.kv_cache_manager.KVCacheManager.get_computed_blocks`` (wrapped on the instance,
+so that a certified successor aliases exactly its pinned blocks) and uses ``BlockPool.touch``,
 ``BlockPool.free_blocks``, ``KVCacheManager.evict_blocks`` and each group's ``req_to_blocks``.
 Upstream status: internal. Tested on 0.26.0.
 
@@ -41,7 +41,9 @@ class Chain:
 
     def real_blocks(self) -> list[KVCacheBlock]:
         """Every block that holds KV, first tokens first, without duplicates."""
-        seen = {block.block_id: block for group in self.blocks for block in group if not block.is_null}
+        seen = {
+            block.block_id: block for group in self.blocks for block in group if not block.is_null
+        }
         return list(seen.values())
 
 
@@ -161,13 +163,12 @@ class KvCache:
         A null entry is a block that the request's own sliding window has already left behind.
         """
         return all(
-            len(table := group.req_to_blocks.get(request_id, [])) >= len(blocks)
-            and all(mine.is_null or mine is theirs for mine, theirs in zip(table, blocks, strict=False))
+            _begins_with(group.req_to_blocks.get(request_id, []), blocks)
             for group, blocks in zip(self._groups, chain.blocks, strict=True)
         )
 
     def adopt_through(self, certified: Callable[[Request], Chain | None]) -> None:
-        """From now on, admission takes the blocks that ``certified`` names for a request, if any."""
+        """From now on, admission takes the blocks that ``certified`` names for a request."""
         stock = self._manager.get_computed_blocks
 
         def get_computed_blocks(request: Request) -> tuple[Any, int, int]:
@@ -178,6 +179,11 @@ class KvCache:
             return self._manager.create_kv_cache_blocks(blocks), chain.tokens, 0
 
         self._manager.get_computed_blocks = get_computed_blocks  # type: ignore[method-assign]
+
+
+def _begins_with(table: Sequence[KVCacheBlock], blocks: Sequence[KVCacheBlock]) -> bool:
+    pairs = zip(table, blocks, strict=False)
+    return len(table) >= len(blocks) and all(mine.is_null or mine is own for mine, own in pairs)
 
 
 def _chain(tokens: int, groups: Iterable[Sequence[KVCacheBlock]]) -> Chain:

@@ -20,7 +20,9 @@ from retire.mailbox import GateState, MailboxView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ABANDONED: Final = "retire_abandoned"  # attribute of a ModelRunnerOutput whose step was not launched
+ABANDONED: Final = (
+    "retire_abandoned"  # attribute of a ModelRunnerOutput whose step was not launched
+)
 
 
 class StepAbandoned(Exception):

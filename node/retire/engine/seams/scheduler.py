@@ -21,7 +21,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
-from retire.engine.inheritance import Ending, Inheritance
+from retire.engine.inheritance import Inheritance
+from retire.engine.records import Ending
 from retire.engine.seams import identity
 from retire.engine.seams.core import request_state
 from retire.engine.seams.kv_cache import KvCache
@@ -61,8 +62,12 @@ class RetireSchedulerMixin:
         self.paused: set[str] = set()  # ids set aside: they keep blocks and authority
         self.quantum = _quantum(self.vllm_config)
         self._ended: list[Request] = []  # retired here: the front end is told in the next output
-        self._step_tokens: dict[str, int] = {}  # of the step being processed: written, not yet counted
-        self._writes: dict[int, dict[str, set[int]]] = {}  # step -> scoped request -> blocks it writes
+        self._step_tokens: dict[
+            str, int
+        ] = {}  # of the step being processed: written, not yet counted
+        self._writes: dict[
+            int, dict[str, set[int]]
+        ] = {}  # step -> scoped request -> blocks it writes
         self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
         self._abandoned: set[int] = set()  # blocks that the step being processed did not write
 
@@ -127,6 +132,7 @@ class RetireSchedulerMixin:
     def add_request(self, request: Request) -> None:
         tag = Tag.of(request.sampling_params)
         if tag is not None and request.request_id not in self.requests:
+            self.retire_stale()  # the predecessor's record comes before its successor's ALIGN
             self.tags[request.request_id] = tag
             self.inheritance.align(request, tag)
         super().add_request(request)
@@ -145,7 +151,9 @@ class RetireSchedulerMixin:
         queue.remove_request(request)
         request.arrival_time = arrival
         if not isinstance(queue, list) and hasattr(queue, "insert"):
-            place = next((i for i, other in enumerate(queue) if other.arrival_time > arrival), len(queue))
+            place = next(
+                (i for i, other in enumerate(queue) if other.arrival_time > arrival), len(queue)
+            )
             queue.insert(place, request)
         else:  # a priority heap orders by (priority, arrival_time) itself
             queue.add_request(request)
@@ -158,7 +166,10 @@ class RetireSchedulerMixin:
         self.retire_stale()
         self.inheritance.expire(time.monotonic())
         aside = self._set_aside()
-        config, threshold = self.scheduler_config, self.scheduler_config.long_prefill_token_threshold
+        config, threshold = (
+            self.scheduler_config,
+            self.scheduler_config.long_prefill_token_threshold,
+        )
         if self.tags and (threshold == 0 or threshold > self.quantum):
             config.long_prefill_token_threshold = self.quantum
         try:
@@ -205,7 +216,9 @@ class RetireSchedulerMixin:
             return
         self.running = aside.running + self.running
         self.max_num_running_reqs += len(aside.running)
-        for queue, requests in zip((self.waiting, self.skipped_waiting), aside.waiting, strict=True):
+        for queue, requests in zip(
+            (self.waiting, self.skipped_waiting), aside.waiting, strict=True
+        ):
             for request in reversed(requests):
                 queue.prepend_request(request)
 

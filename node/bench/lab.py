@@ -1,0 +1,214 @@
+"""A real vLLM engine in this process, stepped by hand, with a real mailbox in place of a sidecar.
+
+For tests and CPU benchmarks that must put an event at an exact step: queued, mid-prefill, mid-decode.
+No sidecar, registry or HTTP: the lab writes the mailbox itself, as the sidecar would.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_PLUGINS="",  # the lab opens the seams that it wants
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+)
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+from bench.tiny_models import VOCABULARY, tiny_model
+from retire.engine.tag import EXTRA_ARG, Tag
+from retire.mailbox import MailboxWriter
+from retire.protocol.versions import Authority, ScopeKey, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FIRST: Final = Version(1, 0)
+_HOUR_NS: Final = 3600 * 10**9
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one request has produced, as its consumer would see it."""
+
+    request_id: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    choices: dict[int, list[int]] = field(default_factory=dict)
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    cached_tokens: int | None = None
+
+
+class Lab:
+    """One engine and its mailbox. ``close()`` ends both."""
+
+    def __init__(self, model: str = "qwen3-tiny", *, quantum: int = 64, **engine_args: Any) -> None:
+        self.dir = tempfile.TemporaryDirectory(prefix="retire-lab-")
+        path = str(Path(self.dir.name) / "mailbox")
+        os.environ["RETIRE_MAILBOX"] = path
+        os.environ["RETIRE_QUANTUM_TOKENS"] = str(quantum)
+        self.mailbox = MailboxWriter.create(path, capacity=1024)
+        self.mailbox.renew(time.monotonic_ns() + _HOUR_NS)
+        self.engine = _engine(model, engine_args)
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.streams: dict[str, Stream] = {}
+        self.versions: dict[ScopeKey, Version] = {}
+        self.baseline = self.scheduler.kv.free_blocks
+
+    # --- scopes, as a sidecar keeps them --------------------------------------------------------
+
+    def tag(self, key: ScopeKey, *, inherit: bool = True) -> Tag:
+        """A tag at the scope's current version; opens the scope when it is new."""
+        version = self.versions.setdefault(key, FIRST)
+        slot = self.mailbox.open(key, version, generation=1)
+        return Tag(Authority(key, version, 1), slot, inherit)
+
+    def advance(self, key: ScopeKey) -> Version:
+        """ADVANCE alone: the mailbox word of the scope changes."""
+        version = self.versions[key].next_epoch()
+        slot = self.mailbox.find(key)
+        assert slot is not None
+        self.mailbox.advance(slot.index, version)
+        self.versions[key] = version
+        return version
+
+    def fence(
+        self, key: ScopeKey, contract: dict[str, Any] | None = None, *, terminal: bool = False
+    ) -> Any:
+        """FENCE as the link asks for it; a Future when a step is still in flight."""
+        version = self.versions[key]
+        return self.core.retire_fence(
+            key.tenant, key.scope, version.term, version.epoch, contract, terminal
+        )
+
+    def certificate(self, key: ScopeKey, request_id: str) -> dict[str, Any]:
+        """What ALIGN decided for a request of this lab."""
+        return self.core.retire_certificate(key.tenant, key.scope, self.internal_id(request_id))
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def submit(
+        self, request_id: str, prompt: Sequence[int], tag: Tag | None = None, **sampling: Any
+    ) -> Stream:
+        """Add a request; greedy, with logprobs, unless ``sampling`` says otherwise."""
+        from vllm import SamplingParams
+
+        defaults = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 1}
+        extra = {EXTRA_ARG: tag.to_wire()} if tag is not None else None
+        params = SamplingParams(**{**defaults, **sampling}, detokenize=False, extra_args=extra)
+        prompt_dict: dict[str, Any] = {"prompt_token_ids": list(prompt)}
+        prompt_dict["cache_salt"] = f"retire:{tag.key.tenant}:std" if tag is not None else "plain"
+        self.streams[request_id] = Stream(request_id)
+        self.engine.add_request(request_id, prompt_dict, params)
+        return self.streams[request_id]
+
+    def internal_id(self, request_id: str) -> str:
+        """vLLM's own id: the caller's with a suffix."""
+        inheritance = self.scheduler.inheritance
+        live = [*self.scheduler.requests, *reversed(inheritance._outcomes)]
+        return next((i for i in live if i.startswith(request_id)), request_id)
+
+    def step(self) -> None:
+        """One engine step; outputs go to their streams."""
+        for output in self.engine.step():
+            _collect(self.streams[output.request_id], output)
+
+    def run(self, until: Callable[[], bool] | None = None, *, steps: int = 5000) -> None:
+        """Step until ``until`` holds (None: until nothing is left)."""
+        for _ in range(steps):
+            if until is not None and until():
+                return
+            if not self.engine.has_unfinished_requests() and not self.scheduler.has_requests():
+                if until is None or until():
+                    return
+                raise AssertionError("the engine is idle and the condition does not hold")
+            self.step()
+        raise AssertionError(f"still running after {steps} steps")
+
+    def request(self, request_id: str) -> Any:
+        """vLLM's Request while it is in the scheduler, else None."""
+        for internal, request in self.scheduler.requests.items():
+            if internal.startswith(request_id):
+                return request
+        return None
+
+    def clean(self) -> None:
+        """Back to an empty cache, as after start."""
+        self.run()
+        self.scheduler.inheritance.forget_all()
+        assert self.scheduler.reset_prefix_cache()
+
+    def settled(self) -> list[str]:
+        """What has not come back to its baseline: empty when everything has."""
+        faults = list(self.scheduler.inheritance.audit())
+        if self.scheduler.kv.free_blocks != self.baseline:
+            faults.append(f"{self.baseline - self.scheduler.kv.free_blocks} blocks not freed")
+        if self.scheduler.inheritance.ledger.pins:
+            faults.append(f"pins left: {list(self.scheduler.inheritance.ledger.pins)}")
+        if self.scheduler.requests or self.scheduler.tags:
+            faults.append(f"requests left: {list(self.scheduler.requests)}")
+        return faults
+
+    def close(self) -> None:
+        """End the engine and unmap the mailbox."""
+        self.core.shutdown()
+        self.mailbox.detach()
+        self.dir.cleanup()
+
+
+def prompt_tokens(count: int, seed: int) -> list[int]:
+    """Seeded random prompt without special tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, VOCABULARY - 10) for _ in range(count)]
+
+
+def _engine(model: str, engine_args: dict[str, Any]) -> Any:
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from retire.engine.seams import compat, core, runner, scheduler
+
+    compat.probe()
+    for seam in (scheduler, core, runner):
+        seam.install()
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 16,
+        "block_size": 32,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    args = EngineArgs(model=str(tiny_model(model)), **{**defaults, **engine_args})
+    return LLMEngine.from_engine_args(args)
+
+
+def _collect(stream: Stream, output: Any) -> None:
+    stream.cached_tokens = output.num_cached_tokens
+    for completion in output.outputs:
+        stream.choices[completion.index] = list(completion.token_ids)
+        if completion.index == 0:
+            stream.tokens = list(completion.token_ids)
+            stream.logprobs = [
+                logprobs[token].logprob
+                for token, logprobs in zip(
+                    completion.token_ids, completion.logprobs or [], strict=False
+                )
+            ]
+        stream.finish_reason = completion.finish_reason
+        stream.stop_reason = completion.stop_reason
