@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
 
-from engine_api_world import Node, node_at  # noqa: E402  (needs the path above)
+from engine_api_world import Node, node_at
 
 
 @pytest.fixture

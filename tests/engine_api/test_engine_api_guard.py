@@ -87,16 +87,16 @@ async def test_an_untagged_call_is_untouched(node: Node) -> None:
         httpx.AsyncClient() as client,
     ):
         answer = await client.post(f"http://127.0.0.1:{port}/v1/completions")
-    assert answer.text == 'data: {"n": 0, "pad": ""}\n\ndata: {"n": 1, "pad": ""}\n\ndata: [DONE]\n\n'
+    assert (
+        answer.text == 'data: {"n": 0, "pad": ""}\n\ndata: {"n": 1, "pad": ""}\n\ndata: [DONE]\n\n'
+    )
     assert "x-retire-version" not in answer.headers
 
 
 @pytest.mark.parametrize(
     ("why", "code"), [(Ended.SUPERSEDED, "superseded"), (Ended.CANCELLED, "cancelled")]
 )
-async def test_the_terminal_event_is_the_last_thing_said(
-    node: Node, why: Ended, code: str
-) -> None:
+async def test_the_terminal_event_is_the_last_thing_said(node: Node, why: Ended, code: str) -> None:
     """One terminal event with both versions, then the body ends; no [DONE] and no frame after it."""
     app = StreamingApp(node, frames=10_000, pause_s=0.005)
     async with serving(node, app) as port, httpx.AsyncClient() as client:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.headers import ROUTES
 from retire.engine.publication import CURRENT, End, Ended, Publication
+from retire.engine.replies import NO_SIDECAR, send_error
 from retire.mailbox import GateState
+from retire.protocol.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -50,13 +52,14 @@ class PublicationGuard:
         self._publications = publications
         self._names = names  # headers that make a call a scope's
 
-    async def __call__(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass an untagged call through untouched (one scan of its headers)."""
-        publications = self._publications()
-        if publications is None or scope["type"] != "http" or not self._concerns(scope):
+        if scope["type"] != "http" or not self._concerns(scope):
             await self._app(scope, receive, send)
+            return
+        publications = self._publications()
+        if publications is None:  # never serve a scope as if it were plain: nothing would be gated
+            await send_error(send, Unavailable(NO_SIDECAR))
             return
         publication = publications.open()
         guard = GuardedSend(publication, send)
@@ -72,7 +75,6 @@ class PublicationGuard:
             publication.discard()
         if publication.ended is not None:
             await guard.closed.wait()  # the server takes our return for the end of the response
-
 
     def _concerns(self, scope: MutableMapping[str, Any]) -> bool:
         return any(name in self._names for name, _ in scope["headers"]) or ROUTES in scope["path"]
@@ -94,7 +96,7 @@ class GuardedSend:
 
     async def __call__(self, message: Message) -> None:
         """Publish one ASGI message of the application, or drop it."""
-        if self._complete or self._publication.ended is not None:
+        if self._complete or (self._publication.ended is not None and self._gated()):
             return  # the terminal event is, or will be, the last thing this response says
         if message["type"] == "http.response.start":
             await self._start(message)
@@ -104,14 +106,6 @@ class GuardedSend:
             if not await self._publish(head):
                 return
         await self._publish(message)
-
-    async def preamble(self, head: Message, body: bytes) -> None:
-        """Write the head of a stream and its first event, which carry no token and pass every gate."""
-        await self._drained()
-        self._publication.streaming = True
-        await self._write(self._versioned(head))
-        await self._drained()
-        await self._write({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _start(self, message: Message) -> None:
         if self._publication.tag is None:
@@ -134,12 +128,16 @@ class GuardedSend:
     async def _publish(self, message: Message) -> bool:
         while True:
             await self._drained()
-            state = self._publication.gate()
+            state = self._publication.gate() if self._gated() else GateState.OPEN
             if state is GateState.OPEN:
                 await self._write(message)  # runs to transport.write without suspending
                 return True
             if state is GateState.STALE or not await self._publication.held():
                 return False
+
+    def _gated(self) -> bool:
+        """False while a receipt is written: it carries no token, and C8 promises it in any case."""
+        return self._publication.preamble.is_set()
 
     async def _write(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -55,9 +55,7 @@ def claim_of(headers: RawHeaders, settings: Settings, *, authenticated: bool) ->
         raise _renamed(error, scope, tenant) from None
 
 
-def tenant_of(
-    found: Mapping[bytes, bytes], settings: Settings, *, authenticated: bool
-) -> str:
+def tenant_of(found: Mapping[bytes, bytes], settings: Settings, *, authenticated: bool) -> str:
     """The tenant a call acts for."""
     value = found.get(TENANT)
     if value is None:
@@ -129,7 +127,9 @@ def _scope(found: Mapping[bytes, bytes], *, from_session: bool) -> str | None:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         shown = value.decode("latin-1")
-        raise InvalidField(name.decode(), shown, "UTF-8 (or percent-encode it in the path)") from None
+        raise InvalidField(
+            name.decode(), shown, "UTF-8 (or percent-encode it in the path)"
+        ) from None
 
 
 def _renamed(error: InvalidField, scope: str, tenant: str) -> InvalidField:

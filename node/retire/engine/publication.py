@@ -140,6 +140,11 @@ class Publication:
         self.tag, self._mailbox = tag, mailbox
         self._owner.add(self)
 
+    def unbind(self) -> None:
+        """This response will carry no token after all (its successor was given up)."""
+        self._owner.remove(self)
+        self.tag = self._mailbox = None
+
     def attach(self, consumer: Waker) -> None:
         """A consumer of engine output belongs to this response."""
         self.consumers.append(consumer)

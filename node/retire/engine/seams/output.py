@@ -44,7 +44,10 @@ def publishable(processor: OutputProcessor, output: EngineCoreOutput) -> bool:
 def _dropping(original: Any) -> Any:
     @functools.wraps(original)
     def process_outputs(
-        self: OutputProcessor, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+        self: OutputProcessor,
+        engine_core_outputs: list[EngineCoreOutput],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         kept = [output for output in engine_core_outputs if publishable(self, output)]
         return original(self, kept, *args, **kwargs)

@@ -41,7 +41,7 @@ def installed() -> bool:
 
 def numerical_mode() -> str:
     """``bi`` when the engine computes batch-invariantly, else ``std``: part of every cache salt."""
-    import vllm.envs as envs
+    from vllm import envs
 
     return "bi" if envs.VLLM_BATCH_INVARIANT else "std"
 

@@ -1,0 +1,77 @@
+"""What the API process asks of its engine: the ``retire_*`` utilities and aborts, as typed calls.
+
+Owns their wire form (plain values over vLLM's utility channel, ``seams/core.py`` answers). Must never
+import vLLM: the engine client is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from retire.protocol.codec import contract_to_dict
+
+if TYPE_CHECKING:
+    from retire.protocol.contract import Contract
+    from retire.protocol.versions import ScopeKey, Version
+
+ABORT_AFTER_S: Final = 1.0  # for requests that the scheduler has not retired by itself
+
+
+class CoreCalls:
+    """One engine, reached through vLLM's ``AsyncLLM`` (``engine_client``)."""
+
+    def __init__(self, engine_client: Any) -> None:
+        self._client = engine_client
+
+    async def hello(self) -> dict[str, Any]:
+        """``boot_id, fingerprint, block_size, num_blocks, vllm_version, model``."""
+        return await self._call("retire_hello")
+
+    async def fence(
+        self, key: ScopeKey, to: Version, *, contract: Contract | None, terminal: bool
+    ) -> dict[str, Any]:
+        """Stop every writer of the scope below ``to``; answers when they are closed."""
+        plain = contract_to_dict(contract) if contract is not None else None
+        return await self._call(
+            "retire_fence", key.tenant, key.scope, to.term, to.epoch, plain, terminal
+        )
+
+    async def certificate(self, key: ScopeKey, request_id: str) -> dict[str, Any]:
+        """What ALIGN signed for a successor; ask after its request was sent (same channel, in order)."""
+        return await self._call("retire_certificate", key.tenant, key.scope, request_id)
+
+    async def release(self, key: ScopeKey) -> int:
+        """Give up what is kept for the scope's successor; blocks released."""
+        return await self._call("retire_release", key.tenant, key.scope)
+
+    async def inspect(self, key: ScopeKey) -> dict[str, Any]:
+        """Live requests and pins of a scope."""
+        return await self._call("retire_inspect", key.tenant, key.scope)
+
+    async def pause(self, key: ScopeKey, *, paused: bool) -> None:
+        """Stop or go on scheduling the scope's requests."""
+        await self._call("retire_pause", key.tenant, key.scope, paused)
+
+    async def quota(self, tenant: str, blocks: int | None) -> None:
+        """Bound the tenant's pins on this engine."""
+        await self._call("retire_quota", tenant, blocks)
+
+    async def tick(self) -> None:
+        """Let leases end, also while the engine is idle."""
+        await self._call("retire_tick")
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests of a retired response: at once in this process, softly in the engine.
+
+        The engine's scheduler retires them by itself at its next step boundary and then knows exactly
+        what was written. An abort that overtook it in the middle of a step would cost the successor
+        that step's tokens, so it is sent only to make sure, later.
+        """
+        ended = self._client.output_processor.abort_requests(request_ids, internal=True)
+        if ended:
+            await asyncio.sleep(ABORT_AFTER_S)
+            await self._client.engine_core.abort_requests_async(ended)
+
+    async def _call(self, utility: str, *args: Any) -> Any:
+        return await self._client.engine_core.call_utility_async(utility, *args)

@@ -1,0 +1,194 @@
+"""The link of an API process to its node's sidecar: says who it is, answers its commands.
+
+Owns the client, the view of the mailbox and the answers to Switch, Fence, Inspect and Quota. Must
+never decide a version, nor import vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from retire.engine.admission import Admissions
+from retire.engine.publication import Ended, Publications
+from retire.engine.replies import NO_SIDECAR
+from retire.mailbox import MailboxView
+from retire.protocol.errors import InvalidField, RetireError, Unavailable
+from retire.sidecar import convert
+from retire.sidecar.client import NodeClient
+from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from retire.engine.core_calls import CoreCalls
+    from retire.engine.settings import Settings
+
+_log = logging.getLogger("retire.engine")
+
+TICK_S: Final = 1.0
+REFRESH_S: Final = 30.0  # how often live scopes tell the sidecar that they are in use
+RETRY_S: Final = 1.0
+_ENDS: Final = {"supersede": Ended.SUPERSEDED, "cancel": Ended.CANCELLED}
+
+
+class SidecarLink:
+    """One API process's side of the Attach stream (``sidecar.client.GateHandler``)."""
+
+    def __init__(self, settings: Settings, core: CoreCalls) -> None:
+        self.core = core
+        self.publications = Publications(hold_s=settings.hold_s, abort=core.abort)
+        self.admissions = Admissions(self)
+        self.node = ""
+        self.gate = f"api-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._settings = settings
+        self._client: NodeClient | None = None
+        self._view: MailboxView | None = None
+        self._engine: dict[str, Any] = {}
+        self._attached = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Ask the engine who it is, then attach and stay attached. Raises when the engine is not ours."""
+        self._engine = await self.core.hello()
+        if self._settings.sidecar is None:
+            _log.warning("RETIRE_SIDECAR is not set: calls with x-retire-scope answer 503")
+            return
+        self._client = NodeClient(self._settings.sidecar)
+        self._spawn(self._stay_attached())
+        self._spawn(self._tick())
+
+    async def stop(self) -> None:
+        """Detach. Streams of scopes must have ended: a detached process counts as unable to publish."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+    def client(self) -> NodeClient:
+        """The sidecar, or Unavailable when there is none."""
+        if self._client is None:
+            raise Unavailable(NO_SIDECAR)
+        return self._client
+
+    def mailbox(self) -> MailboxView:
+        """This host's mailbox; Unavailable until the sidecar was seen once."""
+        try:
+            if self._view is None or self._view.replaced():
+                self._view = (
+                    MailboxView.attach()
+                )  # an older view stays mapped: its gates stay closed
+        except InvalidField as error:  # our configuration, not the caller's field
+            raise Unavailable(f"mailbox: {error}") from error
+        return self._view
+
+    async def switch(self, command: pb.Switch) -> dict[str, int]:
+        """End the streams of every older version; returning is the ack (see ``Publications.switch``)."""
+        key, to = convert.key_from(command.key), convert.version_from(command.to)
+        why = _ENDS.get(command.kind)
+        if why is None:  # pause, resume: authority stays, the engine stops or goes on
+            self._spawn(self.core.pause(key, paused=command.kind == "pause"))
+            return {}
+        self.admissions.forget(key)
+        return self.publications.switch(key, to, why)
+
+    async def fence(self, command: pb.Fence) -> pb.Fenced:
+        """Stop the engine's old work of the scope; its receipts."""
+        key, to = convert.key_from(command.key), convert.version_from(command.to)
+        contract = convert.contract_from(command.contract)
+        started = time.perf_counter()
+        answer = await self.core.fence(key, to, contract=contract, terminal=command.terminal)
+        fenced = pb.Fenced(
+            participants=[self._participant(part) for part in answer["participants"]],
+            requests=[pb.RetiredRequest(**request) for request in answer["requests"]],
+            residual_ms=answer["residual_ms"],
+            pinned_blocks=answer["pinned_blocks"],
+            quota_left=answer["quota_left"],
+            ms=(time.perf_counter() - started) * 1e3,
+        )
+        return fenced
+
+    async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
+        """Live requests and pins of the scope in this engine."""
+        answer = await self.core.inspect(convert.key_from(command.key))
+        return pb.InspectReply(
+            requests=[_live(request) for request in answer["requests"]],
+            pinned_blocks=answer["pinned_blocks"],
+        )
+
+    def quota(self, command: pb.Quota) -> None:
+        """Pass a tenant's pin quota on to the engine."""
+        blocks = command.blocks if command.HasField("blocks") else None
+        self._spawn(self.core.quota(command.tenant, blocks))
+
+    def _hello(self) -> pb.Hello:
+        return pb.Hello(
+            gate=self.gate,
+            pid=os.getpid(),
+            engine_boot_id=self._engine["boot_id"],
+            vllm_version=self._engine["vllm_version"],
+            model=self._engine["model"],
+            fingerprint=self._engine["fingerprint"],
+            block_size=self._engine["block_size"],
+            num_blocks=self._engine["num_blocks"],
+            scopes=[convert.key_to(key) for key in self.publications.scopes()],
+        )
+
+    def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.node = welcome.node
+        self._attached = True
+        _log.info("attached to the sidecar", extra=fields(node=welcome.node, gate=self.gate))
+
+    async def _stay_attached(self) -> None:
+        while True:
+            try:
+                await self.client().attach(self._hello, self, on_welcome=self._welcomed)
+            except RetireError as error:
+                _log.warning("the sidecar refused this process: %s", error)
+            finally:
+                self._attached = False
+            await asyncio.sleep(RETRY_S)
+
+    async def _tick(self) -> None:
+        refreshed = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self._attached:
+                continue
+            try:
+                await self.core.tick()
+            except Exception:
+                _log.exception("retire_tick failed; pin leases end with the next step instead")
+            if time.monotonic() - refreshed >= REFRESH_S:
+                refreshed = time.monotonic()
+                await self.admissions.refresh(self.publications.scopes())
+
+    def _participant(self, part: dict[str, Any]) -> pb.Participant:
+        return pb.Participant(node=self.node, boot_id=self._engine["boot_id"], **part)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            if (error := task.exception()) is not None:
+                _log.error("a task of the link failed", exc_info=error)
+
+
+def _live(request: dict[str, Any]) -> pb.LiveRequest:
+    return pb.LiveRequest(
+        request_id=request["request_id"],
+        state=request["state"],
+        prompt_tokens=request["prompt_tokens"],
+        output_tokens=request["output_tokens"],
+    )

@@ -1,0 +1,43 @@
+"""Errors and answers as HTTP: the JSON of the error tree, written once. Must never decide anything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from retire.protocol.errors import RetireError, Unavailable
+
+if TYPE_CHECKING:
+    from retire.engine.asgi import Send
+
+NO_SIDECAR: Final = (
+    "this server has no sidecar, so it cannot serve scopes; set RETIRE_SIDECAR to its socket "
+    "and RETIRE_MAILBOX to its mailbox, or leave out x-retire-scope"
+)
+_TYPES: Final = {
+    400: "invalid_request",
+    404: "not_found",
+    409: "conflict",
+    422: "conflict",
+    429: "quota",
+}
+
+
+def error_json(error: RetireError) -> dict[str, Any]:
+    """``{"error": {"code", "type", "message", ...details}}``."""
+    kind = _TYPES.get(error.http_status, "unavailable")
+    return {"error": {"code": error.code, "type": kind, "message": str(error), **error.details()}}
+
+
+def error_headers(error: RetireError) -> dict[str, str]:
+    """Retry-After where a retry helps."""
+    return {"retry-after": str(error.retry_after_s)} if isinstance(error, Unavailable) else {}
+
+
+async def send_error(send: Send, error: RetireError) -> None:
+    """Answer an ASGI call with ``error``."""
+    body = json.dumps(error_json(error)).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    raw = [(k.encode(), v.encode()) for k, v in (headers | error_headers(error)).items()]
+    await send({"type": "http.response.start", "status": error.http_status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
