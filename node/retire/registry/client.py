@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import redis.exceptions as redis_errors
@@ -89,7 +90,7 @@ class _Base:
 
 def _awaited(
     operation: Callable[Concatenate[Operations, P], Program[T]],
-) -> Callable[Concatenate[AsyncRegistry, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[AsyncRegistry, P], CoroutineType[Any, Any, T]]:
     @functools.wraps(operation)
     async def method(self: AsyncRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.drive(operation(self.operations, *args, **kwargs))

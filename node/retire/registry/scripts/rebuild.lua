@@ -7,8 +7,8 @@ ARGV[2] incarnation to write; asking again with the same one changes nothing
 ARGV[3] quota in blocks, or '' for unlimited
 ARGV[4] highest commit sequence that a node has seen
 ARGV[5] how long a lease of an older term can still run, in milliseconds
-ARGV[6] scopes, JSON: [[name, epoch, generation, paused '1'|'0', cancelled, policy or '-', parent or '',
-        [node, ...]], ...]
+ARGV[6] scopes, JSON: a list of lists (name, epoch, generation, paused '1' or '0', cancelled, policy or
+        '-', parent or '', list of nodes)
 Returns the incarnation.
 Errors: TERMMISMATCH term <held> (not lower than ARGV[1])
 ]]
