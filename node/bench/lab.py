@@ -1,6 +1,6 @@
 """A real vLLM engine in this process, stepped by hand, with a real mailbox in place of a sidecar.
 
-For tests and CPU benchmarks that must put an event at an exact step: queued, mid-prefill, mid-decode.
+For tests and CPU benchmarks that must put an event at an exact step (queued, mid-prefill, ...).
 No sidecar, registry or HTTP: the lab writes the mailbox itself, as the sidecar would.
 """
 

@@ -1,4 +1,4 @@
-"""Tiny random-weight models for tests and benchmarks: seeded, varied greedy output, a chat template.
+"""Tiny random-weight models for tests and benchmarks: seeded, varied greedy output, chat template.
 
 Random weights need sharp attention, or no comparison of logprobs has any power: two prefixes would
 give the same numbers. Here matrices have std 2/sqrt(fan_in) and embeddings std 1.

@@ -1,12 +1,11 @@
 """ALIGN and RESUME inside the engine: what ended requests leave, and what a successor takes over.
 
-Owns the fence records of retired requests, the pins that keep their blocks, and each successor's
-certificate until its adoption is verified. Works on ``seams.kv_cache`` blocks; must never import
-vLLM.
+Owns the fence records of retired requests, their pins, and each successor's certificate until its
+adoption is verified. Works on ``seams.kv_cache`` blocks; must never import vLLM.
 
 A *record* is left by every scoped request that ends. Superseded: its written blocks are pinned at
-once under a lease. Ended by itself (finished, client gone): its blocks stay ordinary cache, remembered
-with their hashes, and are pinned when a SUPERSEDE comes, as far as they are still intact.
+once under a lease. Ended by itself (finished, client gone): its blocks stay ordinary cache,
+remembered with their hashes, and are pinned when a SUPERSEDE comes, as far as they are intact.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ class Inheritance:
     def fence(
         self, key: ScopeKey, version: Version, contract: Contract | None, *, terminal: bool
     ) -> list[Record]:
-        """Settle what every request of the scope below ``version`` leaves; reports each ended one once.
+        """Settle what each request of the scope below ``version`` leaves; report each ended one once.
 
         One that ended by itself before the fence is kept too, as far as its blocks are intact.
         """
@@ -239,6 +238,7 @@ class Inheritance:
         certified = alignment.certified_tokens
         return Outcome(
             alignment,
+            key=record.key,
             from_version=record.version,
             frontier_tokens=record.frontier,
             chain=self.cache.cut(chain, certified) if certified else None,
@@ -348,12 +348,10 @@ class Inheritance:
         return outcome.arrival_s if outcome is not None else None
 
     def outcome(self, key: ScopeKey, request_id: str) -> Outcome:
-        """What ALIGN decided for a request, or for the first of its ``n`` samples."""
-        del key
-        for name in (request_id, f"0_{request_id}"):  # vLLM ParentRequest.get_child_info
-            if (outcome := self._outcomes.get(name)) is not None:
-                return outcome
-        return NOTHING
+        """What ALIGN decided for a request of the scope, or for the first of its ``n`` samples."""
+        child = f"0_{request_id}"  # vLLM ParentRequest.get_child_info
+        found = self._outcomes.get(request_id) or self._outcomes.get(child, NOTHING)
+        return found if found.key in (None, key) else NOTHING
 
     # --- RECLAIM ---------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class PinLedger:
         return {tenant: len(holders) for tenant, holders in self._holders.items() if holders}
 
     def audit(self, references: dict[int, int]) -> list[str]:
-        """What does not add up, given each block's reference count in the pool: empty when sound."""
+        """What does not add up, given each block's references in the pool: empty when sound."""
         recount: dict[str, Counter[int]] = {}
         for owner, pin in self.pins.items():
             recount.setdefault(owner.key.tenant, Counter()).update(pin.block_ids)

@@ -1,4 +1,4 @@
-"""The authority of one request, as it rides through vLLM in ``SamplingParams.extra_args["retire"]``.
+"""The authority of one request, as it rides in ``SamplingParams.extra_args["retire"]``.
 
 Owns the wire form of a tag between the API process, EngineCore and the workers (plain msgpack-able
 values). Must never import vLLM: the seams do.
@@ -28,10 +28,12 @@ class Tag:
 
     @property
     def key(self) -> ScopeKey:
+        """The scope."""
         return self.authority.key
 
     @property
     def version(self) -> Version:
+        """The version whose execution this request is part of."""
         return self.authority.version
 
     def to_wire(self) -> dict[str, Any]:

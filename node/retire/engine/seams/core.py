@@ -1,9 +1,9 @@
-"""Seam: utility calls on EngineCore. They are served between steps, so they may touch the scheduler.
+"""Seam: utility calls on EngineCore, served between steps, so that they may touch the scheduler.
 
-Sets ``retire_*`` methods on ``vllm.v1.engine.core.EngineCore`` (dispatch: ``getattr(self, name)`` in
-``EngineCoreProc._handle_client_request``). A returned Future defers the reply. Plain values only, so
-that msgpack carries them. Upstream status: internal, the same mechanism as ``reset_prefix_cache``.
-Tested on 0.26.0.
+Sets ``retire_*`` methods on ``vllm.v1.engine.core.EngineCore`` (dispatch: ``getattr(self, name)``
+in ``EngineCoreProc._handle_client_request``). A returned Future defers the reply. Plain values only,
+so that msgpack carries them. Upstream status: internal, the same mechanism as
+``reset_prefix_cache``. Tested on 0.26.0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def retire_hello(self: Any) -> dict[str, Any]:
 def retire_fence(
     self: Any, tenant: str, scope: str, term: int, epoch: int, contract: Any, terminal: bool
 ) -> Any:
-    """FENCE: retire everything of the scope below ``term.epoch``; answers when its writers are closed."""
+    """FENCE: retire all of the scope below ``term.epoch``; answers when its writers are closed."""
     scheduler = _versioned(self)
     key, version = ScopeKey(tenant, scope), Version(term, epoch)
     scheduler.retire_stale()
@@ -55,10 +55,9 @@ def retire_fence(
 
 
 def retire_certificate(self: Any, tenant: str, scope: str, request_id: str) -> dict[str, Any]:
-    """What ALIGN decided for a successor. Ask after adding the request: one socket keeps the order."""
+    """What ALIGN decided for a successor. Ask after adding it: one socket keeps the order."""
     scheduler = _versioned(self)
-    key = ScopeKey(tenant, scope)
-    outcome = scheduler.inheritance.outcome(key, request_id)
+    outcome = scheduler.inheritance.outcome(ScopeKey(tenant, scope), request_id)
     pin = None
     if outcome.pinned_blocks:
         pin = {
@@ -116,7 +115,7 @@ def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str
 
 
 def retire_tick(self: Any) -> int:
-    """End leases whose time is over, also while the engine is idle; returns the blocks still pinned."""
+    """End leases whose time is over, also while idle; returns the blocks still pinned."""
     inheritance = _versioned(self).inheritance
     inheritance.expire(time.monotonic())
     return inheritance.ledger.total()

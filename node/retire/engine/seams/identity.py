@@ -1,6 +1,7 @@
-"""Seam: who this engine is. A certificate binds to it; another engine, boot or layout never matches.
+"""Seam: who this engine is. A certificate binds to it; no other engine, boot or layout matches.
 
-Reads ``VllmConfig.compute_hash``, the KV cache groups and ``VLLM_BATCH_INVARIANT``. Tested on 0.26.0.
+Reads ``VllmConfig.compute_hash``, the KV cache groups and ``VLLM_BATCH_INVARIANT``. Tested on
+0.26.0.
 """
 
 from __future__ import annotations

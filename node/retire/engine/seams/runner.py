@@ -1,12 +1,13 @@
 """Seam: the model runner. A step in which nobody has authority any more is not launched.
 
 Wraps ``GPUModelRunner._model_forward`` (upstream: "can be overridden"), ``execute_model`` and
-``sample_tokens`` of ``vllm.v1.worker.gpu_model_runner`` (CPUModelRunner inherits them). Tested on 0.26.0.
+``sample_tokens`` of ``vllm.v1.worker.gpu_model_runner`` (CPUModelRunner inherits them). Tested on
+0.26.0.
 
 The worker reads the same mailbox as every gate. When the whole batch is stale the forward raises
 before its first kernel; the wrapper turns that into an ordinary output marked ABANDONED, since any
-exception that leaves ``Worker.execute_model`` kills the engine. The scheduler then un-hashes what the
-step would have written. Allowed where a step is never queued behind another and no connector holds
+exception that leaves ``Worker.execute_model`` kills the engine. The scheduler then un-hashes what
+the step would have written. Allowed where a step is never queued behind another and no connector holds
 state of the step: synchronous scheduling, one pipeline stage, no connector, no speculation.
 """
 

@@ -4,15 +4,16 @@ Subclasses ``vllm.v1.core.sched.scheduler.Scheduler`` and ``AsyncScheduler``: ev
 around ``super()``. Upstream status: "not a public interface". Tested on 0.26.0.
 
 Three facts of vLLM decide this file (each has its test):
-- ``num_computed_tokens`` advances when a step is *scheduled*; what is written is less by what is in flight.
+- ``num_computed_tokens`` advances when a step is *scheduled*: less what is in flight, it is written.
 - block hashes are registered when blocks are allocated; what was not written must lose its hash.
-- only blocks freed after the last step that could write them may be given away (``defer_block_free``).
+- a block may be given away only after the last step that could write it (``defer_block_free``).
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ class RetireSchedulerMixin:
         )
 
     def _residual_ms(self, request: Request, tag: Tag) -> float | None:
-        """From ADVANCE to the end of the old request's last step; None: no step of it was running."""
+        """From ADVANCE to the end of the old request's last step; None: none was running."""
         if request.request_id not in self._step_tokens:
             return None
         advanced_ns = self.mailbox.changed_ns(tag.slot.index)
@@ -130,6 +131,7 @@ class RetireSchedulerMixin:
     # --- admission: RESUME -------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
+        """Admit a request; one of a scope inherits first, then takes its predecessor's place."""
         tag = Tag.of(request.sampling_params)
         if tag is not None and request.request_id not in self.requests:
             self.retire_stale()  # the predecessor's record comes before its successor's ALIGN
@@ -150,17 +152,16 @@ class RetireSchedulerMixin:
         queue = self.waiting if request in self.waiting else self.skipped_waiting
         queue.remove_request(request)
         request.arrival_time = arrival
-        if not isinstance(queue, list) and hasattr(queue, "insert"):
-            place = next(
-                (i for i, other in enumerate(queue) if other.arrival_time > arrival), len(queue)
-            )
-            queue.insert(place, request)
+        if isinstance(queue, deque):
+            later = (i for i, other in enumerate(queue) if other.arrival_time > arrival)
+            queue.insert(next(later, len(queue)), request)
         else:  # a priority heap orders by (priority, arrival_time) itself
             queue.add_request(request)
 
     # --- one step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """FENCE by quantum: retire what is stale, then plan a step of short chunks."""
         if not self.tags and not self.inheritance.active:
             return super().schedule(*args, **kwargs)
         self.retire_stale()
@@ -223,7 +224,7 @@ class RetireSchedulerMixin:
                 queue.prepend_request(request)
 
     def _make_room(self) -> None:
-        """Nothing runs and nothing fits: first the pins of the unclaimed give way, then the paused."""
+        """Nothing runs and nothing fits: pins of the unclaimed give way, then the paused."""
         if self.inheritance.yield_oldest():
             return
         if self.running and self.running[-1].request_id in self.paused:
@@ -232,6 +233,7 @@ class RetireSchedulerMixin:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        """Take a step's result for those that still have authority."""
         writes = self._writes.pop(id(scheduler_output), None)
         if writes is not None:
             self._fence_step(scheduler_output, model_runner_output, writes)
@@ -335,8 +337,8 @@ def install() -> None:
         chosen = versioned.get(cls := stock(self), cls)
         if not issubclass(chosen, RetireSchedulerMixin):
             raise TypeError(
-                f"scheduler_cls {cls.__qualname__} is not versioned: with Retire, leave scheduler_cls "
-                "unset or subclass retire.engine.seams.scheduler.RetireScheduler"
+                f"scheduler_cls {cls.__qualname__} is not versioned: with Retire, leave it unset "
+                "or subclass retire.engine.seams.scheduler.RetireScheduler"
             )
         return chosen
 
