@@ -102,7 +102,9 @@ def gate_check(
 
     def check(index: int, stamp: int) -> bool:
         deadline_ns = deadline[0]
-        return stamps[index] == stamp != 0 and now_ns() < deadline_ns
+        if stamp and stamps[index] == stamp:  # 0 is what a closed slot holds; it passes nothing
+            return now_ns() < deadline_ns
+        return False
 
     return check
 
