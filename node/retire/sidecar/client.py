@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from retire.mailbox.layout import SlotRef
 from retire.sidecar import convert, status
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.pb.node_pb2_grpc import NodeStub
@@ -39,10 +38,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a join: which version, and which mailbox word its gates compare."""
+    """The answer to a join: which version, and which mailbox word its gates compare.
+
+    ``slot`` has the fields of ``mailbox.SlotRef``: index, tenure, stamp.
+    """
 
     version: Version
-    ref: SlotRef
+    slot: pb.SlotRef
     created: bool
     generation: int
     paused: bool
@@ -104,14 +106,19 @@ class NodeClient:
         reply = await _unary(self._stub.Join, request)
         return Joined(
             version=convert.version_from(reply.version),
-            ref=slot_from(reply.slot),
+            slot=reply.slot,
             created=reply.created,
             generation=reply.generation,
             paused=reply.paused,
         )
 
     async def supersede(
-        self, key: ScopeKey, mutation: Mutation, *, contract: Contract | None = None, driver: bool = False
+        self,
+        key: ScopeKey,
+        mutation: Mutation,
+        *,
+        contract: Contract | None = None,
+        driver: bool = False,
     ) -> AsyncIterator[pb.TransitionEvent]:
         """Yield committed, unpublishable, fenced. ``driver``: this caller will :meth:`report`."""
         request = pb.SupersedeRequest(
@@ -148,13 +155,17 @@ class NodeClient:
         reply = await _unary(self._stub.List, pb.ListRequest(tenant=tenant))
         return [*reply.scopes]
 
-    async def watch(self, tenant: str = "", *, after: int = 0) -> AsyncIterator[pb.TransitionRecord]:
+    async def watch(
+        self, tenant: str = "", *, after: int = 0
+    ) -> AsyncIterator[pb.TransitionRecord]:
         """Transitions as they are recorded here, from sequence ``after`` (0: from now on)."""
         call = self._stub.WatchTransitions(pb.WatchRequest(tenant=tenant, after=after))
         async for record in _stream(call):
             yield record
 
-    async def report(self, key: ScopeKey, to: Version, *, receipt_json: str, idempotency_key: str) -> None:
+    async def report(
+        self, key: ScopeKey, to: Version, *, receipt_json: str, idempotency_key: str
+    ) -> None:
         """Hand over the completed receipt of a Supersede that this caller drove."""
         request = pb.ReportRequest(
             key=convert.key_to(key),
@@ -169,7 +180,11 @@ class NodeClient:
         return await _unary(self._stub.Status, pb.StatusRequest())
 
     async def attach(
-        self, hello: Callable[[], pb.Hello], handler: GateHandler, *, on_welcome: Callable[[pb.Welcome], None]
+        self,
+        hello: Callable[[], pb.Hello],
+        handler: GateHandler,
+        *,
+        on_welcome: Callable[[pb.Welcome], None],
     ) -> None:
         """Serve commands until cancelled; reattaches with a fresh ``hello()`` when the sidecar returns."""
         attempt = 0
@@ -181,17 +196,16 @@ class NodeClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise status.from_rpc(error) from error
-                _log.debug("sidecar unreachable; gates close by lease", extra=fields(error=error.details()))
+                _log.debug(
+                    "sidecar unreachable; gates close by lease", extra=fields(error=error.details())
+                )
             await asyncio.sleep(_REATTACH_S[min(attempt, len(_REATTACH_S) - 1)])
             attempt += 1
 
 
-def slot_from(message: pb.SlotRef) -> SlotRef:
-    """The mailbox reference of a wire message."""
-    return SlotRef(message.index, message.tenure, message.stamp)
-
-
-async def _serve_link(call: Any, handler: GateHandler, on_welcome: Callable[[pb.Welcome], None]) -> int:
+async def _serve_link(
+    call: Any, handler: GateHandler, on_welcome: Callable[[pb.Welcome], None]
+) -> int:
     """Answer commands until the stream ends; returns 0: the next attempt starts afresh."""
     writing = asyncio.Lock()
     running: set[asyncio.Task[None]] = set()
@@ -213,7 +227,9 @@ async def _serve_link(call: Any, handler: GateHandler, on_welcome: Callable[[pb.
     return 0
 
 
-async def _answer(call: Any, command: pb.GateCommand, handler: GateHandler, writing: asyncio.Lock) -> None:
+async def _answer(
+    call: Any, command: pb.GateCommand, handler: GateHandler, writing: asyncio.Lock
+) -> None:
     report = await _handled(command, handler)
     if report is not None:
         async with writing:  # one message at a time on a gRPC stream
@@ -228,7 +244,9 @@ async def _handled(command: pb.GateCommand, handler: GateHandler) -> pb.GateRepo
         match kind:
             case "switch":
                 last = await handler.switch(command.switch)
-                return pb.GateReport(switch_ack=pb.SwitchAck(command=number, last_published_index=last))
+                return pb.GateReport(
+                    switch_ack=pb.SwitchAck(command=number, last_published_index=last)
+                )
             case "fence":
                 fenced = await handler.fence(command.fence)
                 return pb.GateReport(fence=pb.FenceReply(command=number, fenced=fenced))

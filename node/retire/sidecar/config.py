@@ -99,7 +99,9 @@ def _path(env: Mapping[str, str], name: str, default: Path) -> Path:
     return path
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float, *, low: float, high: float) -> float:
+def _seconds(
+    env: Mapping[str, str], name: str, default: float, *, low: float, high: float
+) -> float:
     value = env.get(name)
     if not value:
         return default
@@ -151,8 +153,12 @@ def _check_listen(settings: Settings) -> None:
         return
     host, _, port = settings.listen.rpartition(":")
     if not host or not port.isdecimal():
-        raise InvalidField("RETIRE_LISTEN", settings.listen, "host:port, for example 127.0.0.1:7070")
+        raise InvalidField(
+            "RETIRE_LISTEN", settings.listen, "host:port, for example 127.0.0.1:7070"
+        )
     if settings.tls is None and host not in LOOPBACK:
         raise InvalidField(
-            "RETIRE_LISTEN", settings.listen, "on loopback unless RETIRE_TLS_CERT, _KEY, _CA are set"
+            "RETIRE_LISTEN",
+            settings.listen,
+            "on loopback unless RETIRE_TLS_CERT, _KEY, _CA are set",
         )

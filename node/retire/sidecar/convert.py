@@ -54,7 +54,9 @@ def version_to(version: Version) -> pb.Version:
 def required_version(message: Message, field: str) -> Version:
     """The version in ``field``, which must be present (0.0 is a version, absence is not)."""
     if not message.HasField(field):
-        raise InvalidField(field, None, 'present: the version you expect to be current ("term.epoch")')
+        raise InvalidField(
+            field, None, 'present: the version you expect to be current ("term.epoch")'
+        )
     return version_from(getattr(message, field))
 
 

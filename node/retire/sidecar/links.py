@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from retire.protocol.contract import GateOutcome
 from retire.protocol.errors import Unavailable
@@ -72,8 +72,16 @@ class Link:
         self.asks.clear()
 
 
+class Answer(NamedTuple):
+    """One process's part in a round; a tuple, because a Switch may have 64 of them."""
+
+    gate: str
+    outcome: GateOutcome
+    at_s: float  # the links' clock
+
+
 class SwitchRound:
-    """One Switch to a set of links: done when each has acked, detached or run out of its lease.
+    """One Switch to a set of links: settled when each has acked, detached or run out of its lease.
 
     Why a silent process counts as ended after the lease: the mailbox was switched before the round
     began, so whatever the process does next starts with a refused check. Only a frame that had passed
@@ -82,18 +90,22 @@ class SwitchRound:
     closes only with the process, or by its own doing after its streams) cannot publish at all.
     """
 
-    __slots__ = ("_clock", "_done", "_on_done", "_timer", "answers", "last_published", "waiting")
+    __slots__ = ("_clock", "_on_settled", "_timer", "answers", "last_published", "waiting")
 
-    def __init__(self, links: Iterable[Link], *, lease_s: float, clock: Callable[[], float]) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        links: Iterable[Link],
+        *,
+        lease_s: float,
+        clock: Callable[[], float],
+        on_settled: Callable[[SwitchRound], None],
+    ) -> None:
         self.waiting: set[Link] = set(links)
-        self.answers: list[tuple[str, GateOutcome, float]] = []  # gate, outcome, clock seconds
+        self.answers: list[Answer] = []
         self.last_published: dict[str, int] = {}  # request id -> index of the last delivered token
         self._clock = clock
-        self._done: asyncio.Future[None] = loop.create_future()
-        self._timer = loop.call_later(lease_s, self._expire) if self.waiting else None
-        if not self.waiting:
-            self._done.set_result(None)
+        self._on_settled = on_settled
+        self._timer = asyncio.get_running_loop().call_later(lease_s, self._expire)
 
     def ack(self, link: Link, ack: pb.SwitchAck) -> None:
         """The process's event loop passed the barrier. A second ack changes nothing."""
@@ -106,14 +118,11 @@ class SwitchRound:
         if link in self.waiting:
             self._settle(link, GateOutcome.LEASE_ENDED)
 
-    async def wait(self) -> None:
-        """Until no link is waited for."""
-        await self._done
-
     @property
-    def done(self) -> bool:
-        """Whether every link is settled."""
-        return self._done.done()
+    def outcome(self) -> GateOutcome:
+        """ACKED when every process acked."""
+        acked = all(answer.outcome is GateOutcome.ACKED for answer in self.answers)
+        return GateOutcome.ACKED if acked else GateOutcome.LEASE_ENDED
 
     def _expire(self) -> None:
         for link in tuple(self.waiting):
@@ -122,11 +131,10 @@ class SwitchRound:
 
     def _settle(self, link: Link, outcome: GateOutcome) -> None:
         self.waiting.discard(link)
-        self.answers.append((link.gate, outcome, self._clock()))
-        if not self.waiting and not self._done.done():
-            self._done.set_result(None)
-            if self._timer is not None:
-                self._timer.cancel()
+        self.answers.append(Answer(link.gate, outcome, self._clock()))
+        if not self.waiting:
+            self._timer.cancel()
+            self._on_settled(self)
 
 
 class Links:
@@ -161,19 +169,32 @@ class Links:
         for pending in tuple(self._rounds.values()):
             pending.drop(link)
 
-    def switch(self, body: pb.Switch, *, only: Link | None = None) -> SwitchRound:
-        """Send one Switch to every link (or to one); the returned round is done when all are settled."""
+    def switch(
+        self,
+        body: pb.Switch,
+        on_settled: Callable[[SwitchRound], None],
+        *,
+        only: Link | None = None,
+    ) -> None:
+        """Send one Switch to every link (or to one); ``on_settled`` runs when none is waited for.
+
+        With nobody to ask it never runs: there is no gate to settle.
+        """
         command = next(self._commands)
         links = (only,) if only is not None else tuple(self._links.values())
-        switching = SwitchRound(links, lease_s=self._lease_s, clock=self._clock)
-        if switching.done:
-            return switching
-        self._rounds[command] = switching
-        switching._done.add_done_callback(lambda _: self._rounds.pop(command, None))
+        if not links:
+            return
+
+        def settled(done: SwitchRound) -> None:
+            del self._rounds[command]
+            on_settled(done)
+
+        self._rounds[command] = SwitchRound(
+            links, lease_s=self._lease_s, clock=self._clock, on_settled=settled
+        )
         encoded = pb.GateCommand(command=command, switch=body).SerializeToString()
         for link in links:
             link.send(encoded)
-        return switching
 
     async def ask(self, link: Link, command: pb.GateCommand, *, timeout_s: float) -> pb.GateReport:
         """Send one Fence or Inspect and wait for its answer. Raises LinkLost or TimeoutError."""
@@ -209,7 +230,7 @@ class Links:
             ask.set_result(report)
 
     def engines(self) -> dict[str, list[Link]]:
-        """Engine boot id -> the links that reach it, oldest first (API processes share an engine)."""
+        """Engine boot id -> the links that reach it, oldest first (processes share an engine)."""
         engines: dict[str, list[Link]] = {}
         for link in self._links.values():
             engines.setdefault(link.hello.engine_boot_id, []).append(link)

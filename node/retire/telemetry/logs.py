@@ -21,7 +21,9 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {_EXTRA: values}
 
 
-def setup(log_format: str = "plain", *, stream: IO[str] | None = None, level: int = logging.INFO) -> None:
+def setup(
+    log_format: str = "plain", *, stream: IO[str] | None = None, level: int = logging.INFO
+) -> None:
     """Send every ``retire.*`` logger to ``stream`` (default stderr), one line a record."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if log_format == "json" else _Plain())

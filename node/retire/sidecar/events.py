@@ -1,0 +1,146 @@
+"""Follows each tenant's stream: applies commits to scopes and mailbox, acks to waiting transitions.
+
+Nothing of the stream is skipped: a gap is closed with a snapshot. Must never commit anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from retire.protocol import events as ev
+from retire.protocol.errors import NeedRegister, RegistryUnavailable, TermMismatch
+from retire.protocol.versions import ScopeKey, Version
+from retire.sidecar.author import Author
+from retire.sidecar.driver import Moved
+from retire.sidecar.fencing import from_payload
+from retire.sidecar.journal import Transition
+from retire.telemetry import names
+from retire.telemetry.logs import fields
+
+if TYPE_CHECKING:
+    from retire.registry.interface import Event, ScopeRecord
+    from retire.sidecar.driver import Driver
+    from retire.sidecar.lease import LeaseKeeper
+    from retire.sidecar.ports import Ports
+    from retire.sidecar.tenants import Tenants
+    from retire.sidecar.tracks import Group
+
+_log = logging.getLogger(names.LOGGER_SIDECAR)
+_RETRY_S = 0.2
+
+
+def admission_of(record: ScopeRecord) -> ev.Admission:
+    """Whether a recorded scope takes new work."""
+    if record.cancelled:
+        return ev.Admission.CANCELLED
+    return ev.Admission.PAUSED if record.paused else ev.Admission.OPEN
+
+
+class Follower:
+    """One tenant's stream, from a known position on."""
+
+    def __init__(
+        self, ports: Ports, driver: Driver, lease: LeaseKeeper, *, tenants: Tenants, tenant: str
+    ) -> None:
+        self._ports = ports
+        self._driver = driver
+        self._lease = lease
+        self._tenants = tenants
+        self.tenant = tenant
+
+    async def run(self, after: str) -> None:
+        """Apply every event past ``after``; ends by ``tenants.on_lost`` when the stream is another."""
+        while True:
+            try:
+                async for event in self._ports.registry.events(self.tenant, after=after):
+                    self.apply(event)
+                    after = event.id
+            except RegistryUnavailable:
+                await asyncio.sleep(_RETRY_S)
+            except (TermMismatch, NeedRegister) as error:
+                found = await self._resync(error)
+                if found is None:
+                    await self._tenants.on_lost(error)
+                    return
+                after = found
+
+    async def _resync(self, why: TermMismatch | NeedRegister) -> str | None:
+        """Read the whole tenant; the position to go on from, None when the registry is not ours."""
+        own = self._ports.identity
+        try:
+            snapshot = await self._ports.registry.snapshot(self.tenant)
+        except NeedRegister:
+            return None
+        except RegistryUnavailable:
+            await asyncio.sleep(_RETRY_S)
+            return await self._resync(why)
+        if snapshot.term != own.term or snapshot.sequence < self._lease.tenants()[self.tenant]:
+            return None
+        _log.warning("stream has a gap; read a snapshot", extra=fields(tenant=self.tenant, why=why))
+        for record in snapshot.scopes:
+            self._tenants.take(record, snapshot.sequence)
+        self._lease.applied(self.tenant, snapshot.sequence)
+        return snapshot.tail
+
+    def apply(self, event: Event) -> None:
+        """One event, at once."""
+        match event.kind:
+            case "commit":
+                self._commit(event)
+            case "ack":
+                self._ack(event)
+            case "register":
+                key = ScopeKey(event.tenant, event.fields["scope"])
+                version = Version.parse(event.fields["version"])
+                self._ports.journal.append(Transition(key, "register", version, version))
+            case "receipt":
+                self._receipt(event)
+
+    def _commit(self, event: Event) -> None:
+        f = event.fields
+        key, author = ScopeKey(event.tenant, f["scope"]), Author.decode(f["by"])
+        change, version = ev.Change(f["kind"]), Version.parse(f["to"])
+        sequence = int(f["sequence"])
+        rows = json.loads(f["children"]) if f["children"] != "[]" else []
+        children = tuple((ScopeKey(event.tenant, n), Version.parse(v)) for n, v in rows)
+        seen = ev.VersionObserved(
+            change,
+            version,
+            sequence,
+            generation=int(f["generation"]),
+            gates=self._driver.gates.local(),
+            contract=author.contract,
+        )
+        moved = Moved(change, sequence, author.contract, children)
+        self._observe(key, seen, moved)
+        self._tenants.joining.again(
+            (key, *(child for child, _ in children)), lambda: self._observe(key, seen, moved)
+        )
+        if author.node != self._ports.identity.node:
+            from_version = Version.parse(f["from"])
+            self._ports.journal.append(Transition(key, change.value, from_version, version))
+        self._lease.applied(event.tenant, sequence)
+
+    def _observe(self, key: ScopeKey, seen: ev.VersionObserved, moved: Moved) -> None:
+        group: Group | None = None
+        if seen.change.moves_version:
+            group = self._driver.observe_children(key, seen.version, moved)
+        self._driver.observe(key, seen, group)
+
+    def _ack(self, event: Event) -> None:
+        f = event.fields
+        if f["node"] != self._ports.identity.node:
+            key, version = ScopeKey(event.tenant, f["scope"]), Version.parse(f["version"])
+            fenced = from_payload(f["payload"]) if f["payload"] else None
+            self._driver.gates.acked(key, f["node"], version=version, fenced=fenced)
+
+    def _receipt(self, event: Event) -> None:
+        f = event.fields
+        if f["node"] != self._ports.identity.node:
+            key, version = ScopeKey(event.tenant, f["scope"]), Version.parse(f["version"])
+            self._ports.journal.append(
+                Transition(key, "receipt", version, version, receipt_json=f["payload"])
+            )

@@ -1,0 +1,188 @@
+"""One node's sidecar as its servers see it: every call of ``node.proto``, in terms of the parts.
+
+Checks requests and joins scopes before the driver sees them. Must never decide a transition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from retire.protocol import events as ev
+from retire.protocol.errors import InvalidField, TermMismatch
+from retire.protocol.versions import ScopeKey
+from retire.sidecar import convert
+from retire.sidecar.calls import Call
+from retire.sidecar.fencing import inspect
+from retire.sidecar.pb import node_pb2 as pb
+from retire.sidecar.reports import Reports
+from retire.sidecar.views import live_view, scope_view, status_reply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from retire.protocol.versions import Version
+    from retire.registry.interface import ScopeRecord
+    from retire.sidecar.links import Link
+    from retire.sidecar.parts import Parts
+
+
+class Node:
+    """The facade over the parts of a running sidecar."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._ports = parts.ports
+        self._reports = Reports(parts)
+        self.links = parts.ports.links
+
+    async def join(self, key: ScopeKey, version: Version | None) -> pb.JoinReply:
+        """Make this node a gate of the scope; register it when it is new."""
+        entry, created = await self._parts.joins.join(key, version)
+        ref = self._ports.scopes.ref(entry)
+        assert entry.state.version is not None
+        return pb.JoinReply(
+            version=convert.version_to(entry.state.version),
+            slot=pb.SlotRef(index=ref.index, tenure=ref.tenure, stamp=ref.stamp),
+            created=created,
+            generation=entry.state.generation,
+            paused=entry.state.admission is ev.Admission.PAUSED,
+        )
+
+    async def supersede(self, request: pb.SupersedeRequest) -> AsyncIterator[pb.TransitionEvent]:
+        """Committed, unpublishable, fenced; the transition goes on when the caller goes away."""
+        call = self._call(ev.Change.SUPERSEDE, request)
+        call.contract = convert.contract_from(request.contract)
+        call.driver = request.driver
+        await self._start(call)
+        async for event in call.events():
+            yield event
+
+    async def cancel(self, request: pb.ScopeRequest) -> pb.TransitionReply:
+        """Terminal; the reply holds the receipt (the first call's, when replayed)."""
+        return await self._finished(self._call(ev.Change.CANCEL, request))
+
+    async def pause(self, request: pb.ScopeRequest) -> pb.TransitionReply:
+        """Take no new work."""
+        return await self._finished(self._call(ev.Change.PAUSE, request))
+
+    async def resume(self, request: pb.ScopeRequest) -> pb.TransitionReply:
+        """Undo a pause."""
+        return await self._finished(self._call(ev.Change.RESUME, request))
+
+    async def inspect(self, key: ScopeKey) -> pb.ScopeView:
+        """From memory, with live requests asked of the processes; else as the registry has it."""
+        entry = self._ports.scopes.find(key)
+        if entry is None:
+            await self._parts.tenants.open(key.tenant)
+            return _recorded(await self._ports.registry.get(key))
+        replies = await inspect(self.links, key, wait_s=self._ports.settings.fence_wait_s)
+        return live_view(scope_view(entry, node=self._ports.identity.node), replies)
+
+    def list_scopes(self, tenant: str) -> pb.ListReply:
+        """Every scope joined here, of one tenant or of all."""
+        node = self._ports.identity.node
+        views = [
+            scope_view(entry, node=node)
+            for entry in self._ports.scopes
+            if tenant in ("", entry.state.key.tenant)
+        ]
+        return pb.ListReply(scopes=views)
+
+    def watch(self, tenant: str, *, after: int) -> AsyncIterator[pb.TransitionRecord]:
+        """The journal from ``after`` on."""
+        return self._ports.journal.watch(tenant, after=after)
+
+    def report(self, request: pb.ReportRequest) -> None:
+        """Take in the receipt that a driver completed."""
+        self._reports.take(request)
+
+    def status(self) -> pb.StatusReply:
+        """Lease, term, gates, readiness."""
+        return status_reply(self._parts)
+
+    def attach(self, hello: pb.Hello) -> Link:
+        """Welcome an API process; tell it its quotas and what moved while it was away."""
+        link = self.links.attach(hello)
+        welcome = pb.Welcome(
+            node=self._ports.identity.node, publish_lease_s=self._ports.settings.lease_s
+        )
+        self.links.tell(pb.GateCommand(welcome=welcome), only=link)
+        self._parts.quotas.greet(link)
+        for message in hello.scopes:
+            self._catch_up(ScopeKey(message.tenant, message.scope), link)
+        return link
+
+    def detach(self, link: Link) -> None:
+        """The process is gone."""
+        self.links.detach(link)
+
+    def _catch_up(self, key: ScopeKey, link: Link) -> None:
+        """The process may hold streams of a version that ended while no sidecar could tell it."""
+        entry = self._ports.scopes.find(key)
+        if entry is None or entry.state.version is None:
+            return
+        body = pb.Switch(
+            key=convert.key_to(key),
+            to=convert.version_to(entry.state.version),
+            slot_index=entry.slot,
+            kind=ev.Change.SUPERSEDE.value,
+        )
+        self.links.switch(body, lambda _: None, only=link)
+
+    def _call(self, change: ev.Change, request: pb.SupersedeRequest | pb.ScopeRequest) -> Call:
+        if not request.idempotency_key:
+            raise InvalidField(
+                "idempotency_key", "", "present: a new one per change, kept for retries"
+            )
+        return Call(
+            key=convert.key_from(request.key),
+            change=change,
+            expected=convert.required_version(request, "expected"),
+            idempotency_key=request.idempotency_key,
+            started_s=self._ports.clock(),
+            body_digest=request.body_digest.hex() or _digest(request),
+            traceparent=request.traceparent,
+        )
+
+    async def _start(self, call: Call) -> None:
+        if self._parts.rebuild.running:
+            raise TermMismatch("the registry is being entered again; retry with the same key")
+        await self._parts.joins.find(call.key)
+        self._parts.driver.start(call)
+
+    async def _finished(self, call: Call) -> pb.TransitionReply:
+        await self._start(call)
+        async for _ in call.events():
+            continue
+        committed = call.committed
+        assert committed is not None
+        reply = pb.TransitionReply(
+            to=committed.to,
+            replayed=committed.replayed,
+            receipt_json=call.receipt_json or call.stored_receipt,
+        )
+        getattr(reply, "from").CopyFrom(getattr(committed, "from"))
+        return reply
+
+
+def _digest(request: pb.SupersedeRequest | pb.ScopeRequest) -> str:
+    """Callers without a body of their own: the contract and the expected version are the body."""
+    bare = type(request)()
+    bare.CopyFrom(request)
+    for field in ("idempotency_key", "traceparent"):
+        bare.ClearField(field)
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _recorded(record: ScopeRecord) -> pb.ScopeView:
+    """A scope no gate of this node holds."""
+    phase = "cancelled" if record.cancelled else "paused" if record.paused else "current"
+    return pb.ScopeView(
+        key=convert.key_to(record.key),
+        version=convert.version_to(record.version),
+        phase=phase,
+        paused=record.paused,
+        cancelled=record.cancelled,
+        nodes=record.nodes,
+    )

@@ -1,0 +1,62 @@
+"""Takes in receipts that an API process completed: what ALIGN and RESUME came to.
+
+Must never change a receipt's text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from retire.protocol import codec
+from retire.protocol import events as ev
+from retire.protocol.contract import StopReason
+from retire.protocol.errors import InvalidField
+from retire.sidecar import convert
+from retire.sidecar.journal import Transition
+from retire.sidecar.scopes import StoredReceipt
+
+if TYPE_CHECKING:
+    from retire.protocol.contract import Receipt
+    from retire.protocol.versions import ScopeKey
+    from retire.sidecar.parts import Parts
+    from retire.sidecar.pb import node_pb2 as pb
+
+
+class Reports:
+    """The receiving side of Report."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def take(self, request: pb.ReportRequest) -> None:
+        """Keep, publish and count one receipt. InvalidField when it is not of this transition."""
+        key, to = convert.key_from(request.key), convert.required_version(request, "to")
+        receipt = _parse(request.receipt_json)
+        if (receipt.key, receipt.to_version) != (key, to):
+            raise InvalidField(
+                "receipt_json", request.receipt_json, f"the receipt of {key} at {to}"
+            )
+        self._parts.ports.scopes.get(key)
+        line = Transition(key, "supersede", receipt.from_version, to, request.receipt_json)
+        stored = StoredReceipt(to, request.idempotency_key, request.receipt_json)
+        self._parts.driver.answers.publish_receipt(key, stored, line=line)
+        self._tell_protocol(key, receipt)
+
+    def _tell_protocol(self, key: ScopeKey, receipt: Receipt) -> None:
+        to, apply = receipt.to_version, self._parts.driver.apply
+        self._parts.driver.answers.retention_over(key, to)
+        if receipt.successor_request_id is None:  # none came, or the engine refused it
+            apply(key, ev.RetentionEnded(to))
+            return
+        tokens = receipt.certified_tokens if receipt.participants else 0
+        reason = receipt.stop_reason or StopReason.NO_PREDECESSOR
+        apply(key, ev.Certified(to, tokens, reason))
+        apply(key, ev.SuccessorAdmitted(to, receipt.successor_request_id))
+
+
+def _parse(text: str) -> Receipt:
+    try:
+        return codec.receipt_from_dict(json.loads(text))
+    except ValueError as error:
+        raise InvalidField("receipt_json", text, "a receipt (RECEIPT_SCHEMA)") from error

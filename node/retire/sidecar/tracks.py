@@ -1,0 +1,130 @@
+"""What the shell tallies while a transition runs on this node: who answered when, receipts, timers.
+
+Facts beside the protocol's state, for answers and receipts. Must never decide, never do IO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from retire.protocol.contract import GateOutcome, GateResult
+from retire.sidecar.pb import node_pb2 as pb
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from retire.protocol.versions import ScopeKey, Version
+    from retire.sidecar.links import Answer, SwitchRound
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One commit that moved several scopes: this host is behind it when every member is."""
+
+    key: ScopeKey  # the scope the commit was made on
+    version: Version
+    waiting: set[ScopeKey]  # descendants joined here whose gates are not accounted for yet
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One transition of one scope, here."""
+
+    started_s: float
+    mine: bool = False  # committed by a call of this node
+    sole: bool = False  # and no other node is a gate: nobody waits for our ack
+    local: list[Answer] = field(default_factory=list)  # API processes of this host
+    remote: dict[str, float] = field(default_factory=dict)  # other nodes' gates: when they acked
+    ended: dict[str, float] = field(default_factory=dict)  # the same for leases that ended
+    last_published: dict[str, int] = field(default_factory=dict)
+    fences: list[pb.Fenced] = field(default_factory=list)  # of engines, here and elsewhere
+    group: Group | None = None
+    held: SwitchRound | None = None  # settled here, waits for the rest of the group
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    fence_watched: bool = False
+
+    def close(self) -> None:
+        """Cancel what is still timed."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+    def gate_results(
+        self, node: str, gates: tuple[tuple[str, GateOutcome], ...], *, started_s: float
+    ) -> list[GateResult]:
+        """One result per API process of this host and per other node; ms since the call."""
+        results: list[GateResult] = []
+        for gate, outcome in gates:
+            if gate == node:
+                results += [
+                    GateResult(f"{node}/{a.gate}", a.outcome, elapsed_ms(started_s, a.at_s))
+                    for a in self.local
+                ]
+            else:
+                times = self.remote if outcome is GateOutcome.ACKED else self.ended
+                at_s = times.get(gate, started_s)
+                results.append(GateResult(gate, outcome, elapsed_ms(started_s, at_s)))
+        return results
+
+    def fenced(self) -> pb.Fenced:
+        """Receipts of all engines in one: requests together, residual the longest, pins the sum."""
+        merged = pb.Fenced()
+        for part in self.fences:
+            merged.requests.extend(part.requests)
+            merged.pinned_blocks += part.pinned_blocks
+            if part.HasField("residual_ms"):
+                merged.residual_ms = max(merged.residual_ms, part.residual_ms)
+            if part.HasField("quota_left"):
+                known = merged.HasField("quota_left")
+                left = min(merged.quota_left, part.quota_left) if known else part.quota_left
+                merged.quota_left = left
+        self._add_delivery(merged)
+        return merged
+
+    def _add_delivery(self, merged: pb.Fenced) -> None:
+        """Delivery is known to the API processes, the rest to the engine: join them by request."""
+        left = dict(self.last_published)
+        for request in merged.requests:
+            if request.request_id in left:
+                request.last_published_index = left.pop(request.request_id)
+        for request_id, index in left.items():
+            merged.requests.add(request_id=request_id, state="finished", last_published_index=index)
+
+
+class Tracks:
+    """Every running transition of this node."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[tuple[ScopeKey, Version], Track] = {}
+
+    def open(self, key: ScopeKey, version: Version, started_s: float) -> Track:
+        """The track of this transition, made when it is new."""
+        track = self._tracks.get((key, version))
+        if track is None:
+            track = self._tracks[key, version] = Track(started_s)
+        return track
+
+    def find(self, key: ScopeKey, version: Version) -> Track | None:
+        """The track, or None when the transition is over or unknown here."""
+        return self._tracks.get((key, version))
+
+    def close(self, key: ScopeKey, version: Version) -> None:
+        """Nothing of the transition is waited for any more."""
+        track = self._tracks.pop((key, version), None)
+        if track is not None:
+            track.close()
+
+    def close_all(self) -> None:
+        """Cancel every timer (shutdown)."""
+        for track in self._tracks.values():
+            track.close()
+        self._tracks.clear()
+
+    def __len__(self) -> int:
+        return len(self._tracks)
+
+
+def elapsed_ms(since_s: float, at_s: float) -> float:
+    """Milliseconds between two times of one clock, never negative."""
+    return round(max(0.0, at_s - since_s) * 1e3, 3)
