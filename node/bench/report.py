@@ -74,18 +74,19 @@ def bootstrap_ci95(
     *,
     baseline: Sequence[float] | None = None,
     better: Better = Better.LOWER,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap of ``statistic(ours)``, or of its ratio to the baseline's."""
     draw = random.Random(seed)
     values: list[float] = []
-    for _ in range(RESAMPLES):
+    for _ in range(resamples):
         mine = statistic(draw.choices(ours, k=len(ours)))
         if baseline is not None:
             mine = ratio_of(mine, statistic(draw.choices(baseline, k=len(baseline))), better)
         values.append(mine)
     values.sort()
-    return values[int(0.025 * RESAMPLES)], values[int(0.975 * RESAMPLES) - 1]
+    return values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
 
 
 def ratio_of(ours: float, baseline: float, better: Better) -> float:
