@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Server:
     def __init__(self, binary: Path, folder: Path, *options: str) -> None:
         self.binary, self.folder, self.options = binary, folder, options
         self.port = 0
+        self.bus_port = 0  # of a cluster node
         self.process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -49,6 +50,9 @@ class Server:
             "maxmemory-policy": "noeviction",
             **dict(zip(self.options[::2], self.options[1::2], strict=True)),
         }
+        if "cluster-enabled" in directives:
+            self.bus_port = self.bus_port or free_port()
+            directives["cluster-port"] = str(self.bus_port)
         command = [str(self.binary)]
         for name, value in directives.items():
             command += [f"--{name}", *(value.split(" ") if name == "user" else [value])]
@@ -122,7 +126,9 @@ def server_class() -> type[Server]:
 
 
 @pytest.fixture(params=sorted(BINARIES))
-def store(request: pytest.FixtureRequest, shared_servers: dict[str, Server], tmp_path_factory) -> Server:
+def store(
+    request: pytest.FixtureRequest, shared_servers: dict[str, Server], tmp_path_factory
+) -> Server:
     """A durable server of each kind, shared by the session; tests keep apart by their prefix."""
     name = request.param
     if name not in shared_servers:
@@ -139,19 +145,30 @@ def valkey(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Any]:
-    """Start further servers: ``make_server("redis7", "appendonly", "no")``."""
+def server_maker(folder: Path) -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
-    def make(kind: str, *options: str, folder: Path | None = None) -> Server:
-        folder = folder or tmp_path / f"{kind}-{len(started)}"
-        started.append(Server(BINARIES[kind](), folder, *options))
+    def make(kind: str, *options: str) -> Server:
+        started.append(Server(BINARIES[kind](), folder / f"{kind}-{len(started)}", *options))
         return started[-1].start()
 
     yield make
     for server in started:
         server.kill()
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start further servers: ``make_server("redis7", "appendonly", "no")``."""
+    yield from server_maker(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_module_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Server]]:
+    """The same for servers that a whole module shares."""
+    yield from server_maker(tmp_path_factory.mktemp("servers"))
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ async def test_hello_answers_the_same_incarnation(registry, connect, store, sett
 async def test_hello_of_another_term_is_refused(registry):
     """A registry of term 1 opens nothing under term 2 or 0."""
     for term in (0, 2):
-        with pytest.raises(TermMismatch, match=rf"registry's term is 1; the caller's term is {term}"):
+        with pytest.raises(
+            TermMismatch, match=rf"registry's term is 1; the caller's term is {term}"
+        ):
             await registry.hello("acme", term=term)
         with pytest.raises(TermMismatch):
             await registry.hello("new", term=term)
@@ -108,7 +110,11 @@ async def test_idempotent_replay_after_the_version_moved_on(registry):
     assert again.replayed
     assert again.event_id == first.event_id
     assert (again.to_version, again.sequence, again.gates) == (Version(1, 1), 1, first.gates)
-    for other in ({"body_digest": "e"}, {"kind": CommitKind.CANCEL}, {"key": ScopeKey("acme", "x")}):
+    for other in (
+        {"body_digest": "e"},
+        {"kind": CommitKind.CANCEL},
+        {"key": ScopeKey("acme", "x")},
+    ):
         with pytest.raises(IdempotencyConflict, match="Idempotency-Key 'a'"):
             await supersede(registry, Version(1, 2), "a", **other)
     assert (await registry.get(KEY)).version == Version(1, 2)
@@ -156,7 +162,15 @@ async def test_pause_and_resume_keep_the_version(registry):
 
 async def test_retiring_a_parent_retires_the_subtree(registry):
     """One commit moves every live descendant, names them, and counts the gates of all of them."""
-    names = {"plan": None, "a": "plan", "b": "plan", "a1": "a", "a11": "a1", "dead": "a", "loner": None}
+    names = {
+        "plan": None,
+        "a": "plan",
+        "b": "plan",
+        "a1": "a",
+        "a11": "a1",
+        "dead": "a",
+        "loner": None,
+    }
     for name, parent in names.items():
         await registry.register(ScopeKey("acme", name), term=1, parent=parent, epoch=len(name))
     await supersede(registry, Version(1, 4), "0", ScopeKey("acme", "dead"), CommitKind.CANCEL)
@@ -164,7 +178,12 @@ async def test_retiring_a_parent_retires_the_subtree(registry):
         await registry.join(ScopeKey("acme", name), term=1, node=node, boot_id="b1")
     commit = await supersede(registry, Version(1, 4), "1")
     moved = {key.scope: version for key, version in commit.children}
-    assert moved == {"a": Version(1, 2), "b": Version(1, 2), "a1": Version(1, 3), "a11": Version(1, 4)}
+    assert moved == {
+        "a": Version(1, 2),
+        "b": Version(1, 2),
+        "a1": Version(1, 3),
+        "a11": Version(1, 4),
+    }
     assert sorted(gate.node for gate in commit.gates) == ["n1", "n2", "n3"]
     records = {record.key.scope: record for record in await registry.list_scopes("acme")}
     assert {name: records[name].version for name in moved} == moved
@@ -172,7 +191,9 @@ async def test_retiring_a_parent_retires_the_subtree(registry):
     assert (await supersede(registry, Version(1, 4), "1")).children == commit.children
     async for event in registry.events("acme", after="0-0"):
         if event.fields.get("sequence") == "2":
-            assert dict(json.loads(event.fields["children"])) == {k: str(v) for k, v in moved.items()}
+            assert dict(json.loads(event.fields["children"])) == {
+                k: str(v) for k, v in moved.items()
+            }
             break
 
 
@@ -224,7 +245,9 @@ async def test_ack_and_report_reach_the_committer(registry):
     assert (await supersede(registry, Version(1, 0), "a")).receipt_json == '{"r": 1}'
 
 
-@pytest.mark.parametrize("scope", ["проект/план", "計画 🌍 {x} \"q\" \\ '", "é" * 127 + "a", "a b c - 1.0"])
+@pytest.mark.parametrize(
+    "scope", ["проект/план", '計画 🌍 {x} "q" \\ \'', "é" * 127 + "a", "a b c - 1.0"]
+)
 async def test_any_printable_name_works(registry, scope):
     """Unicode, spaces, braces, quotes and 255 bytes survive every operation."""
     key, child = ScopeKey("acme", scope), ScopeKey("acme", "c" + scope[1:])

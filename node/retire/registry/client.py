@@ -83,9 +83,8 @@ class _Base:
 
     @property
     def _waitaof_ms(self) -> int:
-        return max(
-            1, int(self._settings.timeout_s * 500)
-        )  # the reply must beat the socket's timeout
+        # The reply must beat the socket's timeout.
+        return max(1, int(self._settings.timeout_s * 900))
 
 
 def _awaited(

@@ -62,6 +62,8 @@ def _of_server(info: Mapping[str, Any] | None, config: Mapping[str, Any] | None)
         return "its user may call neither CONFIG GET nor INFO; state durability in the settings"
     if not int(info.get("aof_enabled", 0)):
         return "appendonly is off"
+    if config is not None and config.get("appendfsync") == "no":
+        return "appendfsync is no"  # WAITAOF would wait for the kernel, half a minute
     if _version(str(info.get("redis_version", "0.0"))) >= _WAITAOF_SINCE:
         return None
     if config is None:
