@@ -6,6 +6,8 @@ No sidecar, registry or HTTP: the lab writes the mailbox itself, as the sidecar 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import random
 import tempfile
@@ -31,7 +33,7 @@ from retire.mailbox import MailboxWriter
 from retire.protocol.versions import Authority, ScopeKey, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FIRST: Final = Version(1, 0)
 _HOUR_NS: Final = 3600 * 10**9
@@ -65,7 +67,10 @@ class Lab:
         self.scheduler = self.core.scheduler
         self.streams: dict[str, Stream] = {}
         self.versions: dict[ScopeKey, Version] = {}
+        self.key = ScopeKey("acme", "plan")  # the scope that a test plays with
         self.baseline = self.scheduler.kv.free_blocks
+        self._hoard: list[Any] = []
+        self._forwards = _count_forwards(self._runner)
 
     # --- scopes, as a sidecar keeps them --------------------------------------------------------
 
@@ -150,6 +155,88 @@ class Lab:
         self.scheduler.inheritance.forget_all()
         assert self.scheduler.reset_prefix_cache()
 
+    # --- faults and observations ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def during_step(self, event: Callable[[], Any]) -> Iterator[None]:
+        """Run ``event`` after the model has computed the next step, before its output is taken."""
+        execute = self.core.model_executor.sample_tokens
+
+        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+            result = execute(*args, **kwargs)
+            event()
+            return result
+
+        self.core.model_executor.sample_tokens = sample_tokens
+        try:
+            yield
+        finally:
+            del self.core.model_executor.sample_tokens
+
+    @contextlib.contextmanager
+    def before_forward(self, event: Callable[[], Any]) -> Iterator[None]:
+        """Run ``event`` when the next step has been scheduled and is about to be launched."""
+        execute = self.core.model_executor.execute_model
+
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
+            event()
+            return execute(*args, **kwargs)
+
+        self.core.model_executor.execute_model = execute_model
+        try:
+            yield
+        finally:
+            del self.core.model_executor.execute_model
+
+    @property
+    def _runner(self) -> Any:
+        return self.core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def launched_steps(self) -> int:
+        """Forward passes of the model so far."""
+        return self._forwards[0]
+
+    def _pages(self, block_id: int) -> Iterator[Any]:
+        for cache in self._runner.kv_caches:
+            blocks = 0 if cache.shape[0] == self.scheduler.kv.total_blocks + 1 else 1
+            yield cache.select(blocks, block_id)
+
+    def overwrite_blocks(self, block_ids: Iterable[int]) -> dict[int, list[Any]]:
+        """Fill pages with noise; returns what they held."""
+        saved: dict[int, list[Any]] = {}
+        for block_id in block_ids:
+            pages = list(self._pages(block_id))
+            saved[block_id] = [page.clone() for page in pages]
+            for page in pages:
+                page.uniform_(-1.0, 1.0)
+        return saved
+
+    def restore_blocks(self, block_ids: Iterable[int], saved: dict[int, list[Any]]) -> None:
+        """Put back what :meth:`overwrite_blocks` returned."""
+        for block_id in block_ids:
+            for page, old in zip(self._pages(block_id), saved[block_id], strict=True):
+                page.copy_(old)
+
+    def limit_free_blocks(self, count: int | None) -> None:
+        """Leave only ``count`` blocks free by holding the others (None: give them back)."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        if count is None:
+            pool.free_blocks(self._hoard)
+            self._hoard = []
+        else:
+            self._hoard = pool.get_new_blocks(pool.get_num_free_blocks() - count)
+
+    def page_digests(self, request_id: str, *, tokens: int) -> list[str]:
+        """Digest of every page behind a live request's first ``tokens`` tokens."""
+        chain = self.scheduler.kv.chain(self.internal_id(request_id), tokens)
+        return [
+            hashlib.sha256(page.contiguous().numpy().tobytes()).hexdigest()
+            for group in chain.block_ids()
+            for block_id in group
+            for page in self._pages(block_id)
+        ]
+
     def settled(self) -> list[str]:
         """What has not come back to its baseline: empty when everything has."""
         faults = list(self.scheduler.inheritance.audit())
@@ -196,6 +283,14 @@ def _engine(model: str, engine_args: dict[str, Any]) -> Any:
     }
     args = EngineArgs(model=str(tiny_model(model)), **{**defaults, **engine_args})
     return LLMEngine.from_engine_args(args)
+
+
+def _count_forwards(runner: Any) -> list[int]:
+    count = [0]
+    runner.model.register_forward_pre_hook(
+        lambda *args: count.__setitem__(0, count[0] + 1), with_kwargs=False
+    )
+    return count
 
 
 def _collect(stream: Stream, output: Any) -> None:

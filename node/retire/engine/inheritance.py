@@ -16,24 +16,17 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from retire.engine.certification import Certifier
 from retire.engine.pins import PinLedger, PinOwner
 from retire.engine.records import NOTHING, Outcome, Record, Successor, record_of, same_namespace
 from retire.protocol.alignment import Alignment, KvGroup, align, cold
-from retire.protocol.certificates import (
-    AdoptionFacts,
-    Certificate,
-    certify,
-    token_digest,
-    verify,
-)
-from retire.protocol.contract import Contract, Equivalence, Inherit, Participant, StopReason
+from retire.protocol.contract import Contract, StopReason
 from retire.protocol.errors import QuotaExceeded
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from retire.engine.records import Ending
-    from retire.engine.seams.identity import EngineIdentity
     from retire.engine.seams.kv_cache import Chain, KvCache
     from retire.engine.tag import Tag
     from retire.protocol.versions import ScopeKey, Version
@@ -55,7 +48,7 @@ class Inheritance:
     """Records, pins and certificates of one engine."""
 
     cache: KvCache
-    identity: EngineIdentity
+    certifier: Certifier
     ledger: PinLedger = field(default_factory=PinLedger)
     _records: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
@@ -63,7 +56,6 @@ class Inheritance:
     _successors: dict[str, Successor] = field(default_factory=dict)  # aligned, not running yet
     _unreported: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _remembered: int = 0  # tokens in all records
-    _generation: int = 0  # ownership instance of the whole cache; a reset begins another
 
     @property
     def active(self) -> bool:
@@ -74,13 +66,13 @@ class Inheritance:
 
     def ended(self, request: Request, tag: Tag, end: Ending) -> None:
         """Remember an ending request; keep its blocks at once when it was superseded."""
+        successor = self._successors.pop(request.request_id, None)
+        if successor is not None:
+            self._unpin(successor.owner)
         record = record_of(request, tag, self.cache.chain(request.request_id, end.frontier), end)
         if end.superseded:
             self._keep(record)
         self._remember(record)
-        successor = self._successors.pop(request.request_id, None)
-        if successor is not None:
-            self._unpin(successor.owner)
 
     def _remember(self, record: Record) -> None:
         self._unreported.setdefault(record.key, deque(maxlen=RECORDS_PER_SCOPE)).append(record)
@@ -106,7 +98,7 @@ class Inheritance:
     def _keep(self, record: Record) -> None:
         """Pin what the record's chain still holds, within contract and quota."""
         contract = self._contracts.get(record.key, _DEFAULT)
-        if self._forbids(contract):
+        if self.certifier.forbids(contract):
             record.refused = StopReason.CONTRACT
             return
         if not record.superseded:
@@ -116,13 +108,6 @@ class Inheritance:
             record.pinned = owner
         else:
             record.refused = StopReason.QUOTA
-
-    def _forbids(self, contract: Contract) -> bool:
-        """Whether a contract allows no reuse on this engine (paper, section 3.1)."""
-        ordinary = self.identity.numerical_mode == "std"
-        return contract.inherit is Inherit.NEVER or (
-            contract.equivalence is Equivalence.BATCH_INVARIANT and ordinary
-        )
 
     def _pin(self, owner: PinOwner, chain: Chain, expires_s: float) -> bool:
         blocks = chain.real_blocks()
@@ -153,13 +138,13 @@ class Inheritance:
     def fence(
         self, key: ScopeKey, version: Version, contract: Contract | None, *, terminal: bool
     ) -> list[Record]:
-        """Settle what each request of the scope below ``version`` leaves; report each ended one once.
+        """Settle what requests below ``version`` leave; report each ended one once.
 
         One that ended by itself before the fence is kept too, as far as its blocks are intact.
         """
         if contract is not None:
             self._contracts[key] = contract
-        keep = not terminal and (contract is None or not self._forbids(contract))
+        keep = not terminal and (contract is None or not self.certifier.forbids(contract))
         records = [r for r in self._records.get(key, ()) if r.version < version]
         for record in reversed(records):  # the newest first: a quota may not reach for all
             self._settle(record, contract, keep=keep)
@@ -266,35 +251,10 @@ class Inheritance:
         self._successors[request.request_id] = Successor(tag.key, tag.version, owner)
         return replace(
             outcome,
-            certificate=self._certify(request, tag, outcome, expires_s),
+            certificate=self.certifier.certify(request, tag, outcome, expires_s),
             pinned_blocks=len(self.ledger.pins[owner].block_ids),
             expires_s=expires_s,
         )
-
-    def _certify(
-        self, request: Request, tag: Tag, outcome: Outcome, expires_s: float
-    ) -> Certificate:
-        assert outcome.chain is not None and outcome.from_version is not None
-        tokens = outcome.alignment.certified_tokens
-        draft = Certificate(
-            key=tag.key,
-            from_version=outcome.from_version,
-            to_version=tag.version,
-            generation=self._generation,
-            fingerprint=self.identity.fingerprint,
-            numerical_mode=self.identity.numerical_mode,
-            tokens=tokens,
-            token_digest=token_digest(request.prompt_token_ids or (), tokens),
-            blocks=outcome.chain.block_ids(),
-            participants=tuple(
-                Participant(
-                    "", self.identity.boot_id, 0, 0, group, outcome.chain.tokens, closed=True
-                )
-                for group in range(len(outcome.chain.blocks))
-            ),
-            expires_ns=int(expires_s * 1e9),
-        )
-        return certify(draft, self.identity.key)
 
     def adoption_of(self, request: Request) -> Chain | None:
         """The certified blocks that admission must alias for this request (None: none)."""
@@ -303,31 +263,11 @@ class Inheritance:
             return None
         outcome = self._outcomes[request.request_id]
         if not successor.verified:
-            if self._refusal(request, successor, outcome) is not None:
+            if self.certifier.refusal(request, successor, outcome) is not None:
                 self._end_lease(successor.owner)
                 return None
             self._successors[request.request_id] = replace(successor, verified=True)
         return outcome.chain
-
-    def _refusal(
-        self, request: Request, successor: Successor, outcome: Outcome
-    ) -> StopReason | None:
-        """Why the certificate does not admit this request now (C2); None: it does."""
-        if outcome.certificate is None or outcome.chain is None:
-            return StopReason.NO_PREDECESSOR
-        if outcome.certificate.blocks != outcome.chain.block_ids():
-            return StopReason.GENERATION
-        facts = AdoptionFacts(
-            key=successor.key,
-            version=successor.version,
-            generation=self._generation,
-            fingerprint=self.identity.fingerprint,
-            numerical_mode=self.identity.numerical_mode,
-            prompt=request.prompt_token_ids or (),
-            boot_ids=frozenset({self.identity.boot_id}),
-            now_ns=time.monotonic_ns(),
-        )
-        return verify(outcome.certificate, facts, signing_key=self.identity.key)
 
     def adopted(self, request_id: str) -> None:
         """The request runs: verify that it took exactly the certified blocks; end the leases."""
@@ -385,7 +325,7 @@ class Inheritance:
 
     def forget_all(self) -> None:
         """The cache is being reset: no record, lease or certificate survives it."""
-        self._generation += 1
+        self.certifier.generation += 1
         for owner in list(self.ledger.pins):
             self._end_lease(owner)
         for key in list(self._records):

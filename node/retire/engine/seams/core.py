@@ -1,8 +1,8 @@
 """Seam: utility calls on EngineCore, served between steps, so that they may touch the scheduler.
 
 Sets ``retire_*`` methods on ``vllm.v1.engine.core.EngineCore`` (dispatch: ``getattr(self, name)``
-in ``EngineCoreProc._handle_client_request``). A returned Future defers the reply. Plain values only,
-so that msgpack carries them. Upstream status: internal, the same mechanism as
+in ``EngineCoreProc._handle_client_request``). A returned Future defers the reply. Plain values, so
+that msgpack carries them. Upstream status: internal, the same mechanism as
 ``reset_prefix_cache``. Tested on 0.26.0.
 """
 
@@ -26,7 +26,7 @@ def retire_hello(self: Any) -> dict[str, Any]:
     scheduler = _versioned(self)
     from vllm import __version__
 
-    who = scheduler.inheritance.identity
+    who = scheduler.inheritance.certifier.identity
     return {
         "boot_id": who.boot_id,
         "fingerprint": who.fingerprint,
@@ -37,7 +37,7 @@ def retire_hello(self: Any) -> dict[str, Any]:
     }
 
 
-def retire_fence(
+def retire_fence(  # noqa: PLR0917  (a utility call takes positional arguments)
     self: Any, tenant: str, scope: str, term: int, epoch: int, contract: Any, terminal: bool
 ) -> Any:
     """FENCE: retire all of the scope below ``term.epoch``; answers when its writers are closed."""

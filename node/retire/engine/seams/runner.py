@@ -7,7 +7,7 @@ Wraps ``GPUModelRunner._model_forward`` (upstream: "can be overridden"), ``execu
 The worker reads the same mailbox as every gate. When the whole batch is stale the forward raises
 before its first kernel; the wrapper turns that into an ordinary output marked ABANDONED, since any
 exception that leaves ``Worker.execute_model`` kills the engine. The scheduler then un-hashes what
-the step would have written. Allowed where a step is never queued behind another and no connector holds
+the step would have written. Allowed only where no step queues behind another and no connector holds
 state of the step: synchronous scheduling, one pipeline stage, no connector, no speculation.
 """
 

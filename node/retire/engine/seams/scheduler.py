@@ -4,7 +4,7 @@ Subclasses ``vllm.v1.core.sched.scheduler.Scheduler`` and ``AsyncScheduler``: ev
 around ``super()``. Upstream status: "not a public interface". Tested on 0.26.0.
 
 Three facts of vLLM decide this file (each has its test):
-- ``num_computed_tokens`` advances when a step is *scheduled*: less what is in flight, it is written.
+- ``num_computed_tokens`` advances when a step is *scheduled*; less what is in flight, it is written
 - block hashes are registered when blocks are allocated; what was not written must lose its hash.
 - a block may be given away only after the last step that could write it (``defer_block_free``).
 """
@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
+from retire.engine.certification import Certifier
 from retire.engine.inheritance import Inheritance
 from retire.engine.records import Ending
 from retire.engine.seams import identity
@@ -57,7 +58,8 @@ class RetireSchedulerMixin:
         self.defer_block_free = True  # RECLAIM after the last writer, whatever runs ahead
         self.mailbox = MailboxView.attach()
         self.kv = KvCache(self.kv_cache_manager, boundary=self.block_size)
-        self.inheritance = Inheritance(self.kv, identity.of(self.vllm_config, self.kv_cache_config))
+        who = identity.of(self.vllm_config, self.kv_cache_config)
+        self.inheritance = Inheritance(self.kv, Certifier(who))
         self.kv.adopt_through(self.inheritance.adoption_of)
         self.tags: dict[str, Tag] = {}  # live scoped requests by internal id
         self.paused: set[str] = set()  # ids set aside: they keep blocks and authority

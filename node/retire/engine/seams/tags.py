@@ -12,6 +12,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.publication import CURRENT
+from retire.engine.seams import endpoint
 from retire.engine.tag import EXTRA_ARG
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ _MARK: Final = "__retire_seam__"
 
 
 def install() -> None:
-    """Wrap both symbols; a second call changes nothing."""
+    """Wrap both symbols, and require the endpoint plugin; a second call changes nothing."""
     from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
     from vllm.v1.engine.input_processor import InputProcessor
 
+    endpoint.install()  # a tag only means something where the gates are
     if not hasattr(InputProcessor.process_inputs, _MARK):
         InputProcessor.process_inputs = _tagging(InputProcessor.process_inputs)  # type: ignore[method-assign]
     if not hasattr(BeamSearchOnlineMixin.beam_search, _MARK):
