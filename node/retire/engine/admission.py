@@ -14,7 +14,7 @@ from retire.engine.headers import ROUTES, claim_of
 from retire.engine.publication import CURRENT
 from retire.engine.replies import NO_SIDECAR, send_error
 from retire.engine.tag import Tag
-from retire.mailbox import GateState
+from retire.mailbox import GateState, SlotRef
 from retire.protocol.errors import RetireError, Unavailable, VersionConflict
 from retire.protocol.versions import Authority
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from retire.engine.publication import Mailbox
     from retire.engine.settings import Settings
     from retire.protocol.versions import ScopeKey, Version
+    from retire.sidecar.pb import node_pb2 as pb
 
 JOIN_TIMEOUT_S: Final = 2.0
 CACHED_MAX: Final = 65_536  # as many as a mailbox has slots
@@ -76,9 +77,14 @@ class Admissions:
             raise Unavailable(
                 f"the sidecar did not answer within {JOIN_TIMEOUT_S:g} s; retry"
             ) from None
-        tag = Tag(Authority(key, joined.version, joined.generation), joined.ref)
+        tag = Tag(Authority(key, joined.version, joined.generation), slot_ref(joined.slot))
         self.keep(tag)
         return tag
+
+
+def slot_ref(message: pb.SlotRef) -> SlotRef:
+    """The mailbox reference that the sidecar handed out."""
+    return SlotRef(message.index, message.tenure, message.stamp)
 
 
 class Admission:

@@ -224,7 +224,7 @@ def terminal(publication: Publication, end: End) -> dict[str, Any]:
         error["published"] = published
     if end.why is Ended.UNAVAILABLE:
         error["retry_after_s"] = 1
-    return {"error": error, **publication.extra}
+    return {"error": error} if publication.streaming else {"error": error, **publication.extra}
 
 
 def _message(publication: Publication, end: End) -> str:

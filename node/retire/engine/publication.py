@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 HOLD_POLL_S: Final = 0.02  # how often a held stream looks whether its lease is back
 VERDICT_WAIT_S: Final = 0.25  # how long a gate that closed first waits to be told why
+COMPLETED_SCOPES_MAX: Final = 4096  # scopes whose completed requests are remembered for a receipt
+COMPLETED_REQUESTS_MAX: Final = 16  # of each
 _CANCELLED_FLAG: Final = 4  # mailbox layout, w2
 
 
@@ -108,6 +110,22 @@ class End:
     current: Version | None
 
 
+class Completed:
+    """Last published indices of the latest completed requests of one scope version."""
+
+    __slots__ = ("published", "version")
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.published: dict[str, int] = {}
+
+    def add(self, published: dict[str, int]) -> None:
+        """Remember one response's requests; the oldest are forgotten."""
+        self.published |= published
+        while len(self.published) > COMPLETED_REQUESTS_MAX:
+            del self.published[next(iter(self.published))]
+
+
 class Publication:
     """One HTTP response that may carry tokens of a scope.
 
@@ -127,7 +145,7 @@ class Publication:
         self.admitted = asyncio.Event()  # a request of this response reached the engine's client
         self.preamble = asyncio.Event()  # what must precede even a terminal event was written
         self.preamble.set()
-        self.extra: dict[str, Any] = {}  # further fields of the terminal JSON (a receipt)
+        self.extra: dict[str, Any] = {}  # what a terminal JSON must hold besides (a receipt)
         self.on_end: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._owner = owner
         self._mailbox: Mailbox | None = None
@@ -239,7 +257,7 @@ class Publications:
         self.hold_s = hold_s
         self._abort = abort
         self._live: dict[ScopeKey, set[Publication]] = {}
-        self._unreported: dict[ScopeKey, dict[str, int]] = {}  # ended and gone before their Switch
+        self._completed: dict[ScopeKey, Completed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> Publication:
@@ -262,8 +280,7 @@ class Publications:
         live.discard(publication)
         if not live:
             del self._live[key]
-        if publication.ended is not None and publication.ended.why is not Ended.UNAVAILABLE:
-            self._unreported.setdefault(key, {}).update(publication.last_published())
+        self._remember(publication)
 
     def switch(self, key: ScopeKey, to: Version, why: Ended) -> dict[str, int]:
         """End every publication of the scope below ``to``: request id -> last published index.
@@ -274,13 +291,27 @@ class Publications:
         transport, and every later one meets ``ended``. Hence acking a Switch after this call *is*
         the barrier through the event loop that UNPUBLISHABLE needs (design, section 6.2).
         """
-        published = self._unreported.pop(key, {})
+        completed = self._completed.pop(key, None)
+        published = completed.published if completed is not None and completed.version < to else {}
         for publication in tuple(self._live.get(key, ())):
             assert publication.tag is not None
             if publication.tag.version < to:
                 publication.end(why, to)
                 published |= publication.last_published()
         return published
+
+    def _remember(self, publication: Publication) -> None:
+        """Keep what a completed response published, for the receipt that retires its version."""
+        assert publication.tag is not None
+        key, version = publication.tag.key, publication.tag.version
+        known = self._completed.pop(key, None)
+        if known is None or known.version < version:
+            known = Completed(version)
+        if known.version == version:
+            known.add(publication.last_published())
+        self._completed[key] = known
+        while len(self._completed) > COMPLETED_SCOPES_MAX:
+            del self._completed[next(iter(self._completed))]
 
     def scopes(self) -> tuple[ScopeKey, ...]:
         """Scopes with live responses here."""

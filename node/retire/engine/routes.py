@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from retire.engine import scope_calls
+from retire.engine.admission import slot_ref
 from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, inherits
 from retire.engine.headers import first_values, path_scope, tenant_of
 from retire.engine.publication import CURRENT
@@ -24,7 +25,6 @@ from retire.protocol.codec import receipt_to_dict
 from retire.protocol.errors import RetireError
 from retire.protocol.versions import Authority, ScopeKey
 from retire.sidecar import convert
-from retire.sidecar.client import slot_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -147,7 +147,7 @@ class ScopeRoutes:
         assert publication is not None, "the guard opens one for every route of ours"
         tag = Tag(
             Authority(handoff.order.key, convert.version_from(committed.to), committed.generation),
-            slot_from(committed.slot),
+            slot_ref(committed.slot),
             inherit=inherits(handoff.order.contract),
         )
         link.admissions.keep(Tag(tag.authority, tag.slot))
