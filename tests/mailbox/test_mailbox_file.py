@@ -201,3 +201,33 @@ def test_a_full_file_system_is_a_clear_error(tmp_path: Path):
         writer.detach()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_of_many_sidecars_that_start_at_once_one_gets_the_mailbox(path: Path):
+    """Eight processes create the same absent file together: one holds it, seven are refused."""
+    code = (
+        "import sys\n"
+        "from retire.mailbox import MailboxWriter\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "writer = MailboxWriter.create(sys.argv[1])\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    pipe = subprocess.PIPE
+    starters = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(8)
+    ]
+    for starter in starters:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "ready\n"
+    for starter in starters:
+        assert starter.stdin is not None
+        starter.stdin.write("\n")
+        starter.stdin.flush()
+    said = [starter.stdout.readline() for starter in starters if starter.stdout]
+    assert sorted(said) == [""] * 7 + ["held\n"]
+    endings = [starter.communicate("\n", timeout=20)[1] for starter in starters]
+    assert sum("is held by a running sidecar" in ending for ending in endings) == 7
+    assert [file.name for file in path.parent.glob(f".{path.name}.*")] == [], "drafts are cleared"
