@@ -108,14 +108,25 @@ class Driver:
         finally:
             self._stepping = False
 
-    def observe(self, key: ScopeKey, event: ev.VersionObserved, group: Group | None = None) -> None:
-        """A commit from the stream, or a descendant's part of one, applied to a joined scope."""
+    def observe(
+        self,
+        key: ScopeKey,
+        event: ev.VersionObserved,
+        group: Group | None = None,
+        *,
+        own: bool = False,
+    ) -> None:
+        """A commit from the stream, or a descendant's part of one, applied to a joined scope.
+
+        ``own``: made by a call of this node that still waits for the registry's answer.
+        """
         entry = self._ports.scopes.find(key)
         if entry is None or entry.state.version is None:
             return
         if event.change.moves_version and event.version > entry.state.version:
             track = self._ports.tracks.open(key, event.version, self._ports.clock())
             track.group = group
+            track.mine = track.sole = own
         self.apply(key, event)
 
     def _step(self, key: ScopeKey, event: ev.Event) -> None:
@@ -188,6 +199,8 @@ class Driver:
                 replayed=commit.replayed,
             ),
         )
+        if remote:
+            self.gates.say_ack(call.key, commit.to_version)
 
     def observe_children(self, key: ScopeKey, version: Version, moved: Moved) -> Group | None:
         """Apply a commit to the descendants joined here; the group they form with the scope itself."""

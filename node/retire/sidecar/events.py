@@ -115,7 +115,8 @@ class Follower:
             contract=author.contract,
         )
         moved = Moved(change, sequence, author.contract, children)
-        self._observe(key, seen, moved)
+        own = author.node == self._ports.identity.node and author.call in self._driver.answers.calls
+        self._observe(key, seen, moved, own=own)
         self._tenants.joining.again(
             (key, *(child for child, _ in children)), lambda: self._observe(key, seen, moved)
         )
@@ -124,11 +125,13 @@ class Follower:
             self._ports.journal.append(Transition(key, change.value, from_version, version))
         self._lease.applied(event.tenant, sequence)
 
-    def _observe(self, key: ScopeKey, seen: ev.VersionObserved, moved: Moved) -> None:
+    def _observe(
+        self, key: ScopeKey, seen: ev.VersionObserved, moved: Moved, *, own: bool = False
+    ) -> None:
         group: Group | None = None
         if seen.change.moves_version:
             group = self._driver.observe_children(key, seen.version, moved)
-        self._driver.observe(key, seen, group)
+        self._driver.observe(key, seen, group, own=own)
 
     def _ack(self, event: Event) -> None:
         f = event.fields

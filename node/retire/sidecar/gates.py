@@ -211,7 +211,16 @@ class GateEffects:
         group = None if track is None else track.group
         if group is not None and group.key != key:
             self._member_behind(group, key)
-        elif track is None or not track.sole:
+        elif track is not None and track.sole:
+            track.unsaid = True
+        else:
+            self._ack(key, version, "")
+
+    def say_ack(self, key: ScopeKey, version: Version) -> None:
+        """Other nodes turned out to be gates: a replay of this commit elsewhere waits for our ack."""
+        track = self._ports.tracks.find(key, version)
+        if track is not None and track.unsaid:
+            track.unsaid = False
             self._ack(key, version, "")
 
     def _member_behind(self, group: Group, member: ScopeKey) -> None:

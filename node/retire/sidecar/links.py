@@ -29,7 +29,7 @@ class LinkLost(Unavailable):
 
 
 class Link:
-    """One attached API process: an outbox of encoded commands and the asks it has not answered."""
+    """One attached API process: an outbox of commands and the asks it has not answered."""
 
     __slots__ = ("_outbox", "_wake", "asks", "closed", "hello")
 
@@ -37,7 +37,7 @@ class Link:
         self.hello = hello
         self.closed = False
         self.asks: dict[int, asyncio.Future[pb.GateReport]] = {}
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[pb.GateCommand] = deque()
         self._wake: asyncio.Future[None] | None = None
 
     @property
@@ -50,13 +50,13 @@ class Link:
         """Whether the process's plugin found every seam it relies on."""
         return not self.closed and not self.hello.seams_error
 
-    def send(self, encoded: bytes) -> None:
-        """Queue one encoded GateCommand; order is kept."""
-        self._outbox.append(encoded)
+    def send(self, command: pb.GateCommand) -> None:
+        """Queue one command; order is kept."""
+        self._outbox.append(command)
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def next_command(self) -> bytes:
+    async def next_command(self) -> pb.GateCommand:
         """Wait for the next queued command (one consumer: the writer of the stream)."""
         while not self._outbox:
             self._wake = asyncio.get_running_loop().create_future()
@@ -192,9 +192,9 @@ class Links:
         self._rounds[command] = SwitchRound(
             links, lease_s=self._lease_s, clock=self._clock, on_settled=settled
         )
-        encoded = pb.GateCommand(command=command, switch=body).SerializeToString()
+        message = pb.GateCommand(command=command, switch=body)
         for link in links:
-            link.send(encoded)
+            link.send(message)
 
     async def ask(self, link: Link, command: pb.GateCommand, *, timeout_s: float) -> pb.GateReport:
         """Send one Fence or Inspect and wait for its answer. Raises LinkLost or TimeoutError."""
@@ -203,7 +203,7 @@ class Links:
         command.command = number = next(self._commands)
         answer: asyncio.Future[pb.GateReport] = asyncio.get_running_loop().create_future()
         link.asks[number] = answer
-        link.send(command.SerializeToString())
+        link.send(command)
         try:
             return await asyncio.wait_for(answer, timeout_s)
         finally:
@@ -212,9 +212,8 @@ class Links:
     def tell(self, command: pb.GateCommand, *, only: Link | None = None) -> None:
         """Send a command that has no answer (Quota, Welcome)."""
         command.command = next(self._commands)
-        encoded = command.SerializeToString()
         for link in (only,) if only is not None else tuple(self._links.values()):
-            link.send(encoded)
+            link.send(command)
 
     def receive(self, link: Link, report: pb.GateReport) -> None:
         """Route one answer; an answer nobody waits for any more is dropped."""

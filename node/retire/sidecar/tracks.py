@@ -33,7 +33,8 @@ class Track:
 
     started_s: float
     mine: bool = False  # committed by a call of this node
-    sole: bool = False  # and no other node is a gate: nobody waits for our ack
+    sole: bool = False  # and no other node is a gate, as far as known: nobody waits for our ack
+    unsaid: bool = False  # this host is behind the commit, and nobody was told
     local: list[Answer] = field(default_factory=list)  # API processes of this host
     remote: dict[str, float] = field(default_factory=dict)  # other nodes' gates: when they acked
     ended: dict[str, float] = field(default_factory=dict)  # the same for leases that ended

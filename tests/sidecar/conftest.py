@@ -1,0 +1,47 @@
+"""Fixtures of the sidecar's tests; their parts are in ``sidecar_world.py``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
+
+from retire.registry.embedded import EmbeddedServer
+from sidecar_world import Sidecar
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for Unix sockets."""
+    made = Path(tempfile.mkdtemp(prefix="rs-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def registry(folder: Path) -> Iterator[EmbeddedServer]:
+    """A real Valkey, durable before it answers."""
+    with EmbeddedServer(folder / "registry") as server:
+        yield server
+
+
+@pytest.fixture
+def start(folder: Path, registry: EmbeddedServer) -> Iterator[Callable[..., Sidecar]]:
+    """Start sidecar processes; they are gone after the test."""
+    started: list[Sidecar] = []
+
+    def make(node: str = "a", **env: str) -> Sidecar:
+        sidecar = Sidecar(folder, env.pop("url", registry.url), node=node, **env)
+        started.append(sidecar.start())
+        return sidecar
+
+    yield make
+    for sidecar in started:
+        if sidecar.process is not None and sidecar.process.poll() is None:
+            sidecar.kill()
