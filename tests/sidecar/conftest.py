@@ -24,6 +24,17 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def calm() -> Iterator[Sidecar]:
+    """One node for the tests of a module that harm nothing; each uses scopes of its own."""
+    made = Path(tempfile.mkdtemp(prefix="rs-"))
+    with EmbeddedServer(made / "registry") as server:
+        sidecar = Sidecar(made, server.url).start()
+        yield sidecar
+        sidecar.end()
+    shutil.rmtree(made, ignore_errors=True)
+
+
 @pytest.fixture
 def registry(folder: Path) -> Iterator[EmbeddedServer]:
     """A real Valkey, durable before it answers."""

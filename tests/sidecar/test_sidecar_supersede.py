@@ -28,16 +28,20 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest_asyncio.fixture
-async def gate(start: Callable[..., Sidecar]) -> AsyncIterator[Gate]:
-    sidecar = start()
-    await sidecar.until_held()
-    async with Gate(sidecar) as made:
+async def gate(calm: Sidecar) -> AsyncIterator[Gate]:
+    await calm.until_held()
+    async with Gate(calm) as made:
         yield made
 
 
-async def test_three_answers_and_a_closed_old_gate(gate: Gate):
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> ScopeKey:
+    return ScopeKey("acme", request.node.name)
+
+
+async def test_three_answers_and_a_closed_old_gate(gate: Gate, key: ScopeKey):
     """Committed, unpublishable, fenced in order; from then on only the successor's slot publishes."""
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     joined = await story.join()
     assert joined.created and joined.version == FIRST and gate.may_publish(joined.slot)
     answers = await story.supersede(FIRST)
@@ -50,9 +54,9 @@ async def test_three_answers_and_a_closed_old_gate(gate: Gate):
     assert len(gate.fences) == 1 and not gate.fences[0].terminal
 
 
-async def test_no_gate_of_the_host_publishes_before_the_caller_hears_of_the_commit(gate: Gate):
+async def test_no_gate_of_the_host_publishes_before_the_caller_hears_of_the_commit(gate: Gate, key: ScopeKey):
     """The mailbox is switched at COMMIT: even a gate that never acks is closed by then."""
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     joined = await story.join()
     gate.hold.clear()
     events = story.events(FIRST)
@@ -64,9 +68,9 @@ async def test_no_gate_of_the_host_publishes_before_the_caller_hears_of_the_comm
     assert rest == ["unpublishable", "fenced"]
 
 
-async def test_unpublishable_waits_for_the_barrier(gate: Gate):
+async def test_unpublishable_waits_for_the_barrier(gate: Gate, key: ScopeKey):
     """It is not answered while a process has not passed its barrier and its lease still runs."""
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     await story.join()
     gate.hold.clear()
     asyncio.get_running_loop().call_later(0.4, gate.hold.set)
@@ -75,9 +79,9 @@ async def test_unpublishable_waits_for_the_barrier(gate: Gate):
     assert answers.outcomes == {"a/g1": "acked"}
 
 
-async def test_a_silent_process_counts_after_its_lease(gate: Gate):
+async def test_a_silent_process_counts_after_its_lease(gate: Gate, key: ScopeKey):
     """A process that never acks is bounded by the publish lease, and the receipt says so."""
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     await story.join()
     gate.hold.clear()
     answers = await story.supersede(FIRST)
@@ -85,9 +89,9 @@ async def test_a_silent_process_counts_after_its_lease(gate: Gate):
     assert answers.outcomes == {"a/g1": "lease_ended"}
 
 
-async def test_a_detached_process_is_not_waited_for(gate: Gate):
+async def test_a_detached_process_is_not_waited_for(gate: Gate, key: ScopeKey):
     """A process whose link closes during the transition cannot publish any more."""
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     await story.join()
     async with Gate(gate.sidecar, "g2", engine="e1") as dying:
         dying.hold.clear()
@@ -99,7 +103,7 @@ async def test_a_detached_process_is_not_waited_for(gate: Gate):
     assert answers.outcomes == {"a/g1": "acked", "a/g2": "lease_ended"}
 
 
-async def test_receipts_of_the_engine_reach_the_caller(gate: Gate):
+async def test_receipts_of_the_engine_reach_the_caller(gate: Gate, key: ScopeKey):
     """Participants, delivery and pins of the fence are in the answer and in the stored receipt."""
     participant = pb.Participant(boot_id="e1", frontier_tokens=512, closed=True)
     retired = pb.RetiredRequest(request_id="r1", state="decode", prompt_tokens=500)
@@ -107,7 +111,7 @@ async def test_receipts_of_the_engine_reach_the_caller(gate: Gate):
         participants=[participant], requests=[retired], residual_ms=3.5, pinned_blocks=32
     )
     gate.last_published = {"r1": 11}
-    story = Story(gate.client, ScopeKey("acme", "plan"))
+    story = Story(gate.client, key)
     await story.join()
     answers = await story.supersede(FIRST, traceparent=TRACE)
     assert [(p.node, p.frontier_tokens) for p in answers.fenced.participants] == [("a", 512)]
@@ -122,7 +126,7 @@ async def test_receipts_of_the_engine_reach_the_caller(gate: Gate):
     assert set(receipt.stages_ms) == {"commit", "unpublishable", "fence"}
 
 
-async def test_a_fence_that_fails_is_named_missing(start: Callable[..., Sidecar]):
+async def test_a_fence_that_fails_is_named_missing(start: Callable[..., Sidecar], key: ScopeKey):
     """An engine that gives no receipt in time does not hold up the successor."""
     sidecar = start(RETIRE_FENCE_WAIT_S="0.3")
     await sidecar.until_held()
@@ -132,16 +136,16 @@ async def test_a_fence_that_fails_is_named_missing(start: Callable[..., Sidecar]
             raise RuntimeError("engine is busy")
 
         gate.fence = refuse
-        story = Story(gate.client, ScopeKey("acme", "plan"))
+        story = Story(gate.client, key)
         await story.join()
         answers = await story.supersede(FIRST)
     assert list(answers.fenced.missing) == ["a"]
     assert answers.took_s("fenced") < 1.5
 
 
-async def test_a_burst_of_eight(gate: Gate):
+async def test_a_burst_of_eight(gate: Gate, key: ScopeKey):
     """Supersedes before the cleanup of earlier ones all commit; only the last one publishes."""
-    story = Story(gate.client, ScopeKey("acme", "burst"))
+    story = Story(gate.client, key)
     await story.join()
     gate.hold.clear()
     events = [story.events(Version(1, n)) for n in range(8)]
@@ -156,9 +160,9 @@ async def test_a_burst_of_eight(gate: Gate):
     assert [gate.may_publish(slot) for slot in slots] == [False] * 7 + [True]
 
 
-async def test_two_at_once_have_one_winner(gate: Gate):
+async def test_two_at_once_have_one_winner(gate: Gate, key: ScopeKey):
     """Of two Supersedes of one version one commits; the other learns the current version."""
-    story = Story(gate.client, ScopeKey("acme", "race"))
+    story = Story(gate.client, key)
     await story.join()
     results = await asyncio.gather(
         story.supersede(FIRST), story.supersede(FIRST), return_exceptions=True
@@ -168,9 +172,9 @@ async def test_two_at_once_have_one_winner(gate: Gate):
     assert conflicts[0].current == Version(1, 1) and conflicts[0].expected == FIRST
 
 
-async def test_the_same_key_answers_again(gate: Gate):
+async def test_the_same_key_answers_again(gate: Gate, key: ScopeKey):
     """A repeated idempotency key repeats the answer, with the receipt of the first call."""
-    story = Story(gate.client, ScopeKey("acme", "again"))
+    story = Story(gate.client, key)
     await story.join()
     mutation = Mutation(FIRST, "key-1", b"body")
     first = await collected(gate.client.supersede(story.key, mutation))
@@ -186,9 +190,9 @@ async def test_the_same_key_answers_again(gate: Gate):
 
 
 @pytest.mark.parametrize("expected", [Version(1, 3), Version(1, 0), Version(2, 0)])
-async def test_expected_must_be_current(gate: Gate, expected: Version):
+async def test_expected_must_be_current(gate: Gate, key: ScopeKey, expected: Version):
     """A future and a stale version are refused, naming the current one; nothing changes."""
-    story = Story(gate.client, ScopeKey("acme", "conflict"))
+    story = Story(gate.client, key)
     await story.join()
     await story.supersede(FIRST)
     with pytest.raises(VersionConflict) as refused:
@@ -211,9 +215,9 @@ async def test_unknown_and_foreign_look_the_same(gate: Gate):
     assert len(texts) == 1
 
 
-async def test_cancel_is_terminal(gate: Gate):
+async def test_cancel_is_terminal(gate: Gate, key: ScopeKey):
     """Cancel answers a receipt and keeps nothing; afterwards every call is refused."""
-    story = Story(gate.client, ScopeKey("acme", "cancel"))
+    story = Story(gate.client, key)
     joined = await story.join()
     mutation = Mutation(FIRST, "cancel-1")
     reply = await gate.client.cancel(story.key, mutation)
@@ -234,9 +238,9 @@ async def test_cancel_is_terminal(gate: Gate):
     assert again.replayed and json.loads(again.receipt_json)["to_version"] == "1.1"
 
 
-async def test_pause_keeps_authority(gate: Gate):
+async def test_pause_keeps_authority(gate: Gate, key: ScopeKey):
     """Pause and resume change no version and close no gate; joins say that the scope is paused."""
-    story = Story(gate.client, ScopeKey("acme", "pause"))
+    story = Story(gate.client, key)
     joined = await story.join()
     paused = await gate.client.pause(story.key, story.mutation(FIRST))
     assert convert.version_from(paused.to) == FIRST
@@ -247,9 +251,8 @@ async def test_pause_keeps_authority(gate: Gate):
     assert [s.kind for s in gate.switches] == ["pause", "resume"]
 
 
-async def test_join_names_the_current_version(gate: Gate):
+async def test_join_names_the_current_version(gate: Gate, key: ScopeKey):
     """A join at another version than the current one is refused; many at once are one."""
-    key = ScopeKey("acme", "join")
     first, *others = await asyncio.gather(*(gate.client.join(key) for _ in range(16)))
     assert {j.slot.stamp for j in others} == {first.slot.stamp}
     with pytest.raises(VersionConflict) as refused:
@@ -274,7 +277,7 @@ async def test_bad_requests_name_the_field(gate: Gate, request_: pb.SupersedeReq
 
 async def test_a_megabyte_of_scope_name(gate: Gate):
     """A scope name of 1 MB gets the ordinary error, shortened."""
-    with pytest.raises(InvalidField, match=r"^scope must be .* got 'x+'\.\.\. \(") as refused:
+    with pytest.raises(InvalidField, match=r"^scope must be .* got 'x+\.\.\. \(") as refused:
         request = pb.JoinRequest(key=pb.ScopeKey(tenant="acme", scope="x" * 2**20))
         await _unary(gate.client._stub.Join, request)
     assert len(str(refused.value)) < 400

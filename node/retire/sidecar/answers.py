@@ -116,7 +116,6 @@ class Answers:
         fenced = track.fenced()
         fenced.participants.extend(convert.participant_to(p) for p in effect.participants)
         fenced.missing.extend(effect.missing)
-        self._ports.tracks.close(key, effect.to_version)
         for name in effect.calls:
             call = self.calls[name]
             call.fenced = answer = pb.Fenced()

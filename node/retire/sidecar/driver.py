@@ -144,6 +144,7 @@ class Driver:
             self._ports.scopes.store_admission(entry)
         for effect in stepped.effects:
             self._execute[type(effect)](entry, effect)
+        self._ports.tracks.prune(key, {t.to_version for t in stepped.state.transitions})
 
     def _commit_to_registry(self, entry: Entry, effect: fx.CommitToRegistry) -> None:
         call = self.answers.calls[effect.call]

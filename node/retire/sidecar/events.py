@@ -135,10 +135,14 @@ class Follower:
 
     def _ack(self, event: Event) -> None:
         f = event.fields
-        if f["node"] != self._ports.identity.node:
-            key, version = ScopeKey(event.tenant, f["scope"]), Version.parse(f["version"])
-            fenced = from_payload(f["payload"]) if f["payload"] else None
-            self._driver.gates.acked(key, f["node"], version=version, fenced=fenced)
+        if f["node"] == self._ports.identity.node:
+            return
+        key, version = ScopeKey(event.tenant, f["scope"]), Version.parse(f["version"])
+        if f["payload"]:
+            fenced = from_payload(f["payload"])
+            self._driver.gates.received(key, f["node"], version=version, fenced=fenced)
+        else:
+            self._driver.gates.acked(key, f["node"], version)
 
     def _receipt(self, event: Event) -> None:
         f = event.fields

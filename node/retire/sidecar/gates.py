@@ -143,16 +143,16 @@ class GateEffects:
         if "#" not in name:  # cut off or dead: its receipts would come too late for this transition
             self._apply(key, ev.NodeLost(name))
 
-    def acked(
-        self, key: ScopeKey, node: str, *, version: Version, fenced: pb.Fenced | None
-    ) -> None:
-        """Another node's ack from the tenant's stream; a second one brings its receipts."""
+    def acked(self, key: ScopeKey, node: str, version: Version) -> None:
+        """Another node's ack from the tenant's stream: its gates are behind ``version``."""
         track = self._ports.tracks.find(key, version)
-        if track is None:
-            return
-        track.remote.setdefault(node, self._ports.clock())
-        self._apply(key, ev.GateAcked(node, version))
-        if fenced is not None:
+        if track is not None:
+            track.remote.setdefault(node, self._ports.clock())
+            self._apply(key, ev.GateAcked(node, version))
+
+    def received(self, key: ScopeKey, node: str, *, version: Version, fenced: pb.Fenced) -> None:
+        """Another node's receipts; they say nothing of its gates: a fence may end before Switch."""
+        if self._ports.tracks.find(key, version) is not None:
             self._received(key, node, version, [fenced])
 
     def _received(
@@ -181,8 +181,8 @@ class GateEffects:
         except FenceFailed as error:
             _log.warning("no fence receipt", extra=fields(scope=key, to=effect.version, why=error))
             return
-        self._received(key, node, effect.version, fenced)
         self._report_receipts(key, effect.version, fenced)
+        self._received(key, node, effect.version, fenced)
 
     def _report_receipts(self, key: ScopeKey, version: Version, fenced: list[pb.Fenced]) -> None:
         """The committer is another node: send it what our engines said."""

@@ -57,7 +57,7 @@ class Track:
         """One result per API process of this host and per other node; ms since the call."""
         results: list[GateResult] = []
         for gate, outcome in gates:
-            if gate == node:
+            if gate == node and self.local:
                 results += [
                     GateResult(f"{node}/{a.gate}", a.outcome, elapsed_ms(started_s, a.at_s))
                     for a in self.local
@@ -97,33 +97,37 @@ class Tracks:
     """Every running transition of this node."""
 
     def __init__(self) -> None:
-        self._tracks: dict[tuple[ScopeKey, Version], Track] = {}
+        self._tracks: dict[ScopeKey, dict[Version, Track]] = {}
 
     def open(self, key: ScopeKey, version: Version, started_s: float) -> Track:
         """The track of this transition, made when it is new."""
-        track = self._tracks.get((key, version))
+        of_scope = self._tracks.setdefault(key, {})
+        track = of_scope.get(version)
         if track is None:
-            track = self._tracks[key, version] = Track(started_s)
+            track = of_scope[version] = Track(started_s)
         return track
 
     def find(self, key: ScopeKey, version: Version) -> Track | None:
         """The track, or None when the transition is over or unknown here."""
-        return self._tracks.get((key, version))
+        return self._tracks.get(key, {}).get(version)
 
-    def close(self, key: ScopeKey, version: Version) -> None:
-        """Nothing of the transition is waited for any more."""
-        track = self._tracks.pop((key, version), None)
-        if track is not None:
-            track.close()
+    def prune(self, key: ScopeKey, running: set[Version]) -> None:
+        """Forget the tracks of a scope whose transitions are over."""
+        of_scope = self._tracks.get(key)
+        if of_scope is None:
+            return
+        for version in of_scope.keys() - running:
+            of_scope.pop(version).close()
+        if not of_scope:
+            del self._tracks[key]
 
     def close_all(self) -> None:
         """Cancel every timer (shutdown)."""
-        for track in self._tracks.values():
-            track.close()
-        self._tracks.clear()
+        for key in tuple(self._tracks):
+            self.prune(key, set())
 
     def __len__(self) -> int:
-        return len(self._tracks)
+        return sum(map(len, self._tracks.values()))
 
 
 def elapsed_ms(since_s: float, at_s: float) -> float:
