@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,12 @@ GENERATED = ROOT / "node" / "retire" / "sidecar" / "pb"
 
 
 def listed_files() -> list[Path]:
-    """Files that git tracks or would track; ignored ones are none of ours."""
+    """Files that git tracks or would track; without git (a source archive), all that are not made."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        made = {".git", ".venv", ".cache", "out", "dist", "__pycache__"}
+        return sorted(
+            path for path in ROOT.rglob("*") if path.is_file() and not made & {*path.parts}
+        )
     git = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(git, capture_output=True, check=True).stdout.decode().split("\0")
     return sorted({path for name in names if name and (path := ROOT / name).is_file()})
