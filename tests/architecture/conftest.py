@@ -13,7 +13,7 @@ GENERATED = ROOT / "node" / "retire" / "sidecar" / "pb"
 
 
 def listed_files() -> list[Path]:
-    """Files that git tracks or would track; without git (a source archive), all that are not made."""
+    """Files that git tracks or would track; in a source archive, all that are not made."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         made = {".git", ".venv", ".cache", "out", "dist", "__pycache__"}
         return sorted(
