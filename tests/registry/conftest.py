@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from retire.registry.client import AsyncRegistry, SyncRegistry
 from retire.registry.embedded import server_binary
 from retire.registry.settings import RegistrySettings
@@ -26,7 +27,8 @@ DURABLE = ("appendonly", "yes", "appendfsync", "always")
 
 
 class Server:
-    """A server process on loopback: ``binary`` with one configuration directive a pair of ``options``."""
+    """A server process on loopback: ``binary`` with one configuration directive a pair of
+    ``options``."""
 
     def __init__(self, binary: Path, folder: Path, *options: str) -> None:
         self.binary, self.folder, self.options = binary, folder, options

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import redis
+
 from retire.protocol.errors import InvalidField, RegistryUnavailable, VersionConflict
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
@@ -49,7 +50,8 @@ def own_keys(node):
 
 
 async def test_tenants_shard_and_each_stays_whole(nodes, connect, settings):
-    """Every operation works through the cluster; a tenant's keys are together, tenants are spread."""
+    """Every operation works through the cluster; a tenant's keys are together, tenants are
+    spread."""
     registry = connect(nodes[0].url, replace(settings, cluster=True))
     assert await registry.check_durability() is Durability.FSYNC_ALWAYS
     for tenant in TENANTS:

@@ -1,4 +1,5 @@
-"""Durable before ack: no acknowledged commit is lost to kill -9, and a server that may is refused."""
+"""Durable before ack: no acknowledged commit is lost to kill -9, and a server that may is
+refused."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from retire.protocol.errors import RegistryUnavailable, TermMismatch
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry, SyncRegistry
@@ -146,7 +148,8 @@ def calls(server, *commands: str) -> int:
 
 
 def test_control_a_volatile_server_loses_acknowledged_commits(make_server):
-    """Negative control: without AOF the same check finds lost commits, and renewals find the loss."""
+    """Negative control: without AOF the same check finds lost commits, and renewals find the
+    loss."""
     server = make_server("valkey9", *VOLATILE)
     load = Load(server.url, RegistrySettings(retries=1, allow_volatile=True))
 
@@ -154,7 +157,7 @@ def test_control_a_volatile_server_loses_acknowledged_commits(make_server):
         time.sleep(0.3)
         server.kill()
 
-    stopper = threading.Timer(0.6, lambda: load._stop.set())
+    stopper = threading.Timer(0.6, load._stop.set)
     stopper.start()
     load.run(disturb)
     server.start()
@@ -230,7 +233,7 @@ async def test_volatile_is_allowed_on_request_only(make_server):
 def test_an_unconfirmed_fsync_is_not_an_ack(make_server):
     """When WAITAOF reports no local fsync in time, the commit is not acknowledged."""
     server = make_server("valkey9", *EVERYSEC)
-    registry = SyncRegistry(server.url, RegistrySettings(timeout_s=0.2, retries=0))
+    registry = SyncRegistry(server.url, RegistrySettings(timeout_s=0.5, retries=0))
     assert registry.check_durability() is Durability.WAITAOF
     with server.admin() as admin:
         admin.config_set("appendfsync", "no")
@@ -240,7 +243,8 @@ def test_an_unconfirmed_fsync_is_not_an_ack(make_server):
 
 
 def test_the_stream_carries_what_a_restart_needs(valkey, settings):
-    """After kill -9 the idempotency record still answers, so a caller that lost its reply can ask."""
+    """After kill -9 the idempotency record still answers, so a caller that lost its reply can
+    ask."""
     registry = SyncRegistry(valkey.url, settings)
     registry.hello("acme", term=1)
     key = ScopeKey("acme", "plan")

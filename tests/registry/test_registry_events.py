@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from retire.protocol.errors import RegistryUnavailable, TermMismatch
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
@@ -56,7 +57,8 @@ async def test_events_arrive_in_order_from_any_position(registry):
 
 
 async def test_nothing_is_lost_over_reconnects(registry, store):
-    """The reader's connection is cut again and again while commits go on: no event missing or twice."""
+    """The reader's connection is cut again and again while commits go on: no event missing or
+    twice."""
     await registry.register(KEY, term=1)
     following = asyncio.ensure_future(follow(registry, 60))
     cuts = 0
@@ -94,7 +96,8 @@ async def test_a_restart_of_the_server_is_survived(valkey, connect, settings):
 
 
 async def test_a_trimmed_stream_is_noticed_at_the_start(registry, store, settings):
-    """A reader whose position was trimmed away must resync; one whose next event is kept goes on."""
+    """A reader whose position was trimmed away must resync; one whose next event is kept goes
+    on."""
     await registry.register(KEY, term=1)
     await commit_many(registry, 6)
     with store.admin() as admin:

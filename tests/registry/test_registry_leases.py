@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+
 from retire.protocol.errors import NeedRegister, QuotaExceeded, TermMismatch
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.interface import CommitKind
@@ -99,7 +100,8 @@ async def test_a_replaced_boot_counts_until_its_lease_ends(registry):
 
 
 async def test_quota_bounds_the_sum_of_reservations(registry):
-    """Over quota: refused with what is left; growing, shrinking and releasing keep the sum right."""
+    """Over quota: refused with what is left; growing, shrinking and releasing keep the sum
+    right."""
 
     async def reserve(owner, blocks):
         return await registry.reserve("acme", term=1, owner=owner, blocks=blocks, lease_s=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from retire.protocol.contract import Policy
 from retire.protocol.errors import (
     IdempotencyConflict,
@@ -79,7 +80,8 @@ async def test_missing_keys_never_start_at_zero(registry):
 
 
 async def test_commit_moves_once_from_the_expected_version(registry):
-    """Compare-and-set: stale and future versions are refused with the current one, without effect."""
+    """Compare-and-set: stale and future versions are refused with the current one, without
+    effect."""
     await registry.register(KEY, term=1)
     commit = await supersede(registry, Version(1, 0), "a")
     assert (commit.from_version, commit.to_version) == (Version(1, 0), Version(1, 1))
@@ -101,7 +103,8 @@ async def test_refused_commit_keeps_the_idempotency_key_free(registry):
 
 
 async def test_idempotent_replay_after_the_version_moved_on(registry):
-    """Same key and digest: the same Commit, marked, even two versions later; another digest: refused."""
+    """Same key and digest: the same Commit, marked, even two versions later; another digest:
+    refused."""
     await registry.register(KEY, term=1)
     await registry.join(KEY, term=1, node="n1", boot_id="b1")
     first = await supersede(registry, Version(1, 0), "a")

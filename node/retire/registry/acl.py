@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from retire.protocol.errors import InvalidField
-from retire.registry.keys import Keyspace
+from retire.registry.keys import PREFIX_DEFAULT, Keyspace
 
 
 class Role(Enum):
@@ -29,37 +29,35 @@ _CONNECTION: Final = (
     *("info", "time"),
 )
 _READS: Final = (
-    *("eval", "evalsha", "get", "exists", "hget", "hmget", "hgetall", "hkeys", "hexists"),
+    *("eval_ro", "evalsha_ro", "get", "exists", "hget", "hmget", "hgetall", "hkeys", "hexists"),
     *("zrange", "xrange", "xread"),
 )
 _WRITES: Final = (
-    *("hset", "hdel", "hincrby", "zadd", "zrem", "xadd", "pexpire"),
-    "waitaof",
+    *("eval", "evalsha", "hset", "hdel", "hincrby", "zadd", "zrem", "xadd", "pexpire", "waitaof"),
 )
 _ADMINISTERS: Final = ("set", "del")
+_SINCE_7_2: Final = ("client|setinfo", "waitaof")
 
 
-def acl_rule(role: Role, *, password: str, prefix: str | None = None) -> tuple[str, ...]:
+def acl_rule(
+    role: Role, *, password: str, prefix: str = PREFIX_DEFAULT, before_7_2: bool = False
+) -> tuple[str, ...]:
     """The words after ``ACL SETUSER <name>``: a password digest, key patterns and commands.
 
-    ``waitaof`` is left out on servers that do not know it: see ``without``.
+    ``before_7_2``: for Redis 7.0, which refuses a rule that names a command it does not know.
     """
     if not password:
         raise InvalidField("password", password, "not empty")
     digest = hashlib.sha256(password.encode()).hexdigest()
-    keyspace = Keyspace() if prefix is None else Keyspace(prefix)
-    commands = tuple(f"+{command}" for command in _commands(role))
-    return ("reset", "on", f"#{digest}", "resetchannels", *_patterns(role, keyspace), *commands)
+    unknown = _SINCE_7_2 if before_7_2 else ()
+    commands = (f"+{command}" for command in _commands(role) if command not in unknown)
+    patterns = _patterns(role, Keyspace(prefix))
+    return ("reset", "on", f"#{digest}", "resetchannels", *patterns, *commands)
 
 
 def acl_line(name: str, rule: tuple[str, ...]) -> str:
     """One line of an ACL file: ``user <name> <rule>``."""
     return f"user {name} {' '.join(rule)}"
-
-
-def without(rule: tuple[str, ...], *commands: str) -> tuple[str, ...]:
-    """The rule for a server that lacks a command, such as ``waitaof`` before Redis 7.2."""
-    return tuple(word for word in rule if word.removeprefix("+") not in commands)
 
 
 def _commands(role: Role) -> tuple[str, ...]:

@@ -38,11 +38,18 @@ T = TypeVar("T")
 _EVENTS_AT_ONCE: Final = 500
 _BLOCK_S: Final = 1.0  # an idle reader asks this often whether the stream is still the same
 _RECONNECT_S: Final = 0.2
-_FAILURES: Final = (redis_errors.RedisError, OSError, TimeoutError)
+_FAILURES: Final = (
+    redis_errors.RedisError,
+    redis_errors.RedisClusterException,  # no RedisError upstream
+    OSError,
+    TimeoutError,
+)
 
 
 def _evaluation(call: Call, *, load: bool) -> tuple[str | int, ...]:
-    name = ("EVAL", call.script.source) if load else ("EVALSHA", call.script.sha1)
+    # The read-only forms ask for the right to read KEYS only, so that a reader's ACL can be that.
+    kind = "" if call.mutates else "_RO"
+    name = (f"EVAL{kind}", call.script.source) if load else (f"EVALSHA{kind}", call.script.sha1)
     return (*name, len(call.keys), *call.keys, *call.args)
 
 
@@ -84,7 +91,7 @@ class _Base:
     @property
     def _waitaof_ms(self) -> int:
         # The reply must beat the socket's timeout.
-        return max(1, int(self._settings.timeout_s * 900))
+        return max(1, int(self._settings.timeout_s * 800))
 
 
 def _awaited(

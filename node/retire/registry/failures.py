@@ -87,6 +87,12 @@ def _need_register(details: str, subject: Subject) -> NeedRegister:
     return NeedRegister(text)
 
 
+def _is_acl(error: redis_errors.ResponseError) -> bool:
+    # Redis 7.0 words a refusal inside a script in its own way, without NOPERM.
+    inside = str(error).startswith("The user executing the script can't")
+    return inside or isinstance(error, redis_errors.NoPermissionError)
+
+
 def unavailable(error: Exception, where: str) -> RegistryUnavailable:
     """What redis-py raised, as RegistryUnavailable that names the registry and, if known, the
     fix."""
@@ -95,7 +101,7 @@ def unavailable(error: Exception, where: str) -> RegistryUnavailable:
             redis_errors.AuthenticationError() | redis_errors.AuthenticationWrongNumberOfArgsError()
         ):
             text = "refused the user name or password; check the registry URL"
-        case redis_errors.NoPermissionError():
+        case redis_errors.ResponseError() if _is_acl(error):
             text = f"this user's ACL is too narrow ({error}); see retire.registry.acl"
         case redis_errors.OutOfMemoryError():
             text = "is out of memory and keeps what it has; raise its maxmemory"

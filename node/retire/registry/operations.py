@@ -45,7 +45,9 @@ class Operations:
         """See Registry.hello."""
         keys, subject = self._keyspace.tenant(tenant), Subject(tenant, _checked_term(term))
         fresh = token_hex(16)
-        opening = (str(term), tenant, str(int(self._may_open)), fresh)
+        # Whoever has met a registry before never takes an empty one for a new one.
+        may_open = self._may_open and not self._incarnations
+        opening = (str(term), tenant, str(int(may_open)), fresh)
         registry = (self._keyspace.registry,)
         recorded: str = yield Call(script("open"), registry, opening, subject)
         hello = (*self._caller(tenant, term), recorded, fresh)
@@ -220,8 +222,8 @@ class Operations:
         keys = self._keyspace.tenant(tenant)
         _blocks, left = yield Call(
             script("reserve"),
-            (keys.meta, keys.quota, keys.pins, keys.pin_ends),
-            (*self._caller(tenant, term), *asked),
+            (keys.meta, keys.pins, keys.pin_ends),
+            (*self._caller(tenant, term), *asked, keys.quota),
             Subject(tenant, term, blocks=blocks),
         )
         return Reservation(owner, blocks, int(left) if left else None, lease_s)

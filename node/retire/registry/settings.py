@@ -31,7 +31,8 @@ class Durability(Enum):
 
     DETECT = "detect"  # ask the server
     FSYNC_ALWAYS = "fsync-always"  # it answers after fsync: appendonly yes, appendfsync always
-    # WAITAOF 1 0 after each write (Valkey, Redis 7.2 and later); with appendfsync everysec it takes up to 1 s
+    # WAITAOF 1 0 after each write (Valkey, Redis 7.2 and later); with appendfsync everysec it takes
+    # up to 1 s
     WAITAOF = "waitaof"
     VOLATILE = "volatile"  # acknowledged commits may be lost; tests and throw-away registries only
 

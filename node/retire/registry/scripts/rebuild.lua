@@ -19,7 +19,6 @@ end
 if held[1] and tonumber(held[1]) >= tonumber(ARGV[1]) then
   return refuse('TERMMISMATCH term ' .. held[1])
 end
--- The quota first: a user whose ACL forbids it fails here, before anything has changed.
 if ARGV[3] == '' then
   redis.call('DEL', KEYS[5])
 else
