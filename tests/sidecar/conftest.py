@@ -43,12 +43,12 @@ def registry(folder: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def start(folder: Path, registry: EmbeddedServer) -> Iterator[Callable[..., Sidecar]]:
-    """Start sidecar processes; they are gone after the test."""
+def start_at(folder: Path) -> Iterator[Callable[..., Sidecar]]:
+    """Start sidecar processes on a registry URL; they are gone after the test."""
     started: list[Sidecar] = []
 
-    def make(node: str = "a", **env: str) -> Sidecar:
-        sidecar = Sidecar(folder, env.pop("url", registry.url), node=node, **env)
+    def make(url: str, node: str = "a", **env: str) -> Sidecar:
+        sidecar = Sidecar(folder, url, node=node, **env)
         started.append(sidecar.start())
         return sidecar
 
@@ -56,3 +56,11 @@ def start(folder: Path, registry: EmbeddedServer) -> Iterator[Callable[..., Side
     for sidecar in started:
         if sidecar.process is not None and sidecar.process.poll() is None:
             sidecar.kill()
+
+
+@pytest.fixture
+def start(
+    registry: EmbeddedServer, start_at: Callable[..., Sidecar]
+) -> Callable[..., Sidecar]:
+    """The same on the test's registry."""
+    return lambda node="a", **env: start_at(registry.url, node, **env)

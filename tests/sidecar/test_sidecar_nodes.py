@@ -1,0 +1,217 @@
+"""Two nodes on one registry with a scope live on both: barriers, leases, kills and stops, measured."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest_asyncio
+
+from retire.mailbox import GateState
+from retire.protocol.contract import Contract, Inherit
+from retire.protocol.versions import ScopeKey, Version
+from retire.registry.client import AsyncRegistry
+from retire.registry.embedded import EmbeddedServer
+from retire.sidecar import convert
+from retire.sidecar.client import Joined
+from retire.sidecar.pb import node_pb2 as pb
+from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
+
+KEY = ScopeKey("acme", "shared")
+FIRST = Version(1, 0)
+
+
+@dataclass
+class Pair:
+    """A scope joined on two nodes."""
+
+    a: Sidecar
+    b: Sidecar
+    gate_a: Gate
+    gate_b: Gate
+    on_a: Joined
+    on_b: Joined
+
+    @property
+    def story(self) -> Story:
+        return Story(self.gate_a.client, KEY)
+
+
+@pytest_asyncio.fixture
+async def pair(start: Callable[..., Sidecar]) -> AsyncIterator[Pair]:
+    a, b = start("a", RETIRE_FENCE_WAIT_S="1"), start("b", RETIRE_FENCE_WAIT_S="1")
+    await asyncio.gather(a.until_held(), b.until_held())
+    async with AsyncExitStack() as stack:
+        gate_a = await stack.enter_async_context(Gate(a))
+        gate_b = await stack.enter_async_context(Gate(b))
+        on_a = await gate_a.client.join(KEY)
+        on_b = await gate_b.client.join(KEY)
+        yield Pair(a, b, gate_a, gate_b, on_a, on_b)
+
+
+async def test_both_nodes_switch_and_send_receipts(pair: Pair):
+    """Every gate of both nodes is closed at UNPUBLISHABLE; receipts of both engines are in."""
+    for gate in (pair.gate_a, pair.gate_b):
+        receipt = pb.Participant(boot_id=gate.sidecar.node, frontier_tokens=64, closed=True)
+        gate.fence_reply = pb.Fenced(participants=[receipt])
+    events = pair.story.events(FIRST)
+    async for event in events:
+        if event.WhichOneof("event") == "unpublishable":
+            break
+    assert not pair.gate_a.may_publish(pair.on_a.slot)
+    assert not pair.gate_b.may_publish(pair.on_b.slot)
+    assert {g.gate: g.outcome for g in event.unpublishable.gates} == {
+        "a/g1": "acked",
+        "b": "acked",
+    }
+    answers = await collected(events)
+    assert {p.node for p in answers.fenced.participants} == {"a", "b"}
+    assert not answers.fenced.missing
+    assert [s.kind for s in pair.gate_b.switches] == ["supersede"]
+    again = await pair.gate_b.client.join(KEY)
+    assert again.version == Version(1, 1) and pair.gate_b.may_publish(again.slot)
+
+
+async def test_the_other_node_holds_up_the_answer(pair: Pair):
+    """UNPUBLISHABLE is not answered while a process of the other node has not passed its barrier,
+    even when that node's fence is over."""
+    pair.gate_b.hold.clear()
+    asyncio.get_running_loop().call_later(0.6, pair.gate_b.hold.set)
+    answers = await pair.story.supersede(FIRST)
+    assert 0.6 <= answers.took_s("unpublishable") < LEASE_S
+    assert answers.outcomes["b"] == "acked"
+    assert pair.gate_b.fences
+
+
+async def test_contract_reaches_the_other_engine(pair: Pair):
+    """The other node fences under the committer's contract, not under the default one."""
+    contract = Contract(inherit=Inherit.NEVER, ttl_s=7.0)
+    mutation = pair.story.mutation(FIRST)
+    await collected(pair.gate_a.client.supersede(KEY, mutation, contract=contract))
+    assert convert.contract_from(pair.gate_b.fences[0].contract) == contract
+
+
+async def test_a_killed_node_is_waited_for_exactly_its_lease(pair: Pair):
+    """A node killed mid-transition counts when its lease has ended: not before, and not much later;
+    its gate is closed by then; its receipts are named missing."""
+    pair.gate_b.hold.clear()
+    events = pair.story.events(FIRST)
+    await anext(events)
+    pair.b.kill()
+    killed_s = time.monotonic()
+    deadline_s = killed_s + pair.gate_b._mailbox().lease_left_ns() / 1e9
+    answers = await collected(events)
+    acknowledged_s = answers.at_s["unpublishable"]
+    print(f"lease ended {deadline_s - killed_s:.3f} s after the kill, "
+          f"acknowledged {acknowledged_s - deadline_s:+.3f} s later")
+    assert answers.outcomes == {"a/g1": "acked", "b": "lease_ended"}
+    assert deadline_s <= acknowledged_s < deadline_s + 0.7
+    assert not pair.gate_b.may_publish(pair.on_b.slot)
+    assert list(answers.fenced.missing) == ["b"]
+
+
+async def test_a_node_dead_before_the_commit_still_has_its_lease(pair: Pair):
+    """Killed before the commit: its processes may publish until the deadline, so it is waited for."""
+    pair.b.kill()
+    assert pair.gate_b.may_publish(pair.on_b.slot)
+    events = pair.story.events(FIRST)
+    await anext(events)
+    answers = await collected(events)
+    assert answers.outcomes["b"] == "lease_ended"
+    assert not pair.gate_b.may_publish(pair.on_b.slot)
+
+
+async def test_a_stopped_node_is_closed_before_and_after(pair: Pair):
+    """SIGSTOP longer than the lease, a commit meanwhile, SIGCONT: the old slot publishes neither at
+    the answer nor at any moment after the node has resumed, and then the new one does."""
+    pair.b.send(signal.SIGSTOP)
+    answers = await pair.story.supersede(FIRST)
+    assert answers.outcomes["b"] == "lease_ended"
+    assert pair.gate_b.state(pair.on_b.slot) is GateState.LEASE_EXPIRED
+    pair.b.send(signal.SIGCONT)
+    watching = asyncio.create_task(_ever_open(pair.gate_b, pair.on_b.slot, 2.5))
+    status = await pair.b.until_held()
+    assert status.term == 1
+    assert not await watching
+    assert pair.gate_b.state(pair.on_b.slot) is GateState.STALE
+    joined = await pair.gate_b.client.join(KEY)
+    assert joined.version == Version(1, 1) and pair.gate_b.may_publish(joined.slot)
+
+
+async def test_both_nodes_supersede_at_once(pair: Pair):
+    """One of two nodes wins; both mailboxes end at the winner's version."""
+    story_b = Story(pair.gate_b.client, KEY)
+    results = await asyncio.gather(
+        pair.story.supersede(FIRST), story_b.supersede(FIRST), return_exceptions=True
+    )
+    assert sum(isinstance(r, Exception) for r in results) == 1
+    for gate in (pair.gate_a, pair.gate_b):
+        view = await gate.client.inspect(KEY)
+        assert convert.version_from(view.version) == Version(1, 1)
+
+
+async def test_a_child_scope_on_the_other_node_moves_with_its_parent(
+    pair: Pair, registry: EmbeddedServer
+):
+    """A supersede of a parent waits for the gate of a child on a node that holds only the child."""
+    parent, child = ScopeKey("acme", "parent"), ScopeKey("acme", "child")
+    await pair.gate_a.client.join(parent)
+    client = AsyncRegistry(registry.url)
+    await client.register(child, term=1, parent=parent.scope)
+    await client.close()
+    on_b = await pair.gate_b.client.join(child)
+    pair.gate_b.hold.clear()
+    asyncio.get_running_loop().call_later(0.5, pair.gate_b.hold.set)
+    answers = await Story(pair.gate_a.client, parent).supersede(FIRST)
+    assert 0.5 <= answers.took_s("unpublishable") < LEASE_S
+    assert answers.outcomes == {"a/g1": "acked", "b": "acked"}
+    assert not pair.gate_b.may_publish(on_b.slot)
+    view = await pair.gate_b.client.inspect(child)
+    assert convert.version_from(view.version) == Version(1, 1)
+
+
+async def test_a_child_on_the_same_host_holds_up_its_parent(
+    pair: Pair, registry: EmbeddedServer
+):
+    """A supersede of a parent is acknowledged after the child's barrier on the committer's host."""
+    child = ScopeKey("acme", "child")
+    client = AsyncRegistry(registry.url)
+    await client.register(child, term=1, parent=KEY.scope)
+    await client.close()
+    on_a = await pair.gate_a.client.join(child)
+    answers = await pair.story.supersede(FIRST)
+    assert not pair.gate_a.may_publish(on_a.slot)
+    assert {s.key.scope for s in pair.gate_a.switches} == {"child", "shared"}
+    assert answers.outcomes == {"a/g1": "acked", "b": "acked"}
+
+
+async def _ever_open(gate: Gate, slot: pb.SlotRef, for_s: float) -> bool:
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        if gate.may_publish(slot):
+            return True
+        await asyncio.sleep(0.001)
+    return False
+
+
+async def test_watchers_on_the_other_node_see_the_receipt(pair: Pair):
+    """WatchTransitions on b shows a's supersede, and later its receipt."""
+    seen: list[pb.TransitionRecord] = []
+
+    async def follow() -> None:
+        async for record in pair.gate_b.client.watch("acme"):
+            seen.append(record)
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0.1)
+    await pair.story.supersede(FIRST)
+
+    async def kinds() -> list[str]:
+        return [record.kind for record in seen]
+
+    await eventually(kinds, lambda k: k == ["supersede", "receipt"], 5)
+    following.cancel()
