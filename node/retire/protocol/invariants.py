@@ -179,7 +179,10 @@ class Facts:
         if r.change in (Change.PAUSE, Change.RESUME):
             if r.to_version != r.from_version:
                 broken.append("commit.pause_moved")
-        elif r.to_version <= current or (r.from_version != current and r.change != Change.REBUILD):
+        # A rebuild may lose commits that nobody was told of: its term starts from what is known.
+        elif r.to_version <= current or (
+            r.from_version != current and r.from_version.term == current.term
+        ):
             broken.append("C5.commit_fell")
         if r.to_version.term < self.terms.get(r.key.tenant, 0):
             broken.append("C5.term_fell")

@@ -80,12 +80,13 @@ def _received(state: ScopeState, event: FenceReceipt) -> ScopeState:
 
 def _reclaimed(state: ScopeState, event: Reclaimed) -> ScopeState:
     """A node reports for everything below a version at once, and only after it was told to."""
-    node = event.node
+    node, version = event.node, event.version
+    told = any(node in t.reclaiming and t.to_version >= version for t in state.transitions)
 
     def drop(t: Transition) -> Transition:
-        if t.to_version > event.version or node not in t.unreclaimed:
+        if t.to_version > version or node not in t.unreclaimed:
             return t
-        if node not in t.reclaiming:
+        if not told:
             raise illegal(state, event)
         return replace(t, unreclaimed=t.unreclaimed - {node}, reclaiming=t.reclaiming - {node})
 
@@ -129,8 +130,7 @@ def _on_one(state: ScopeState, event: _OneEvent) -> ScopeState:
 def _change_one(state: ScopeState, target: Transition, event: _OneEvent) -> Transition:
     match event, target.stage, target.successor:
         case FenceTimedOut(), Phase.ADVANCING | Phase.FENCING, _:
-            late = {n for n in target.nodes if state.receipt(n, target.to_version) is None}
-            return replace(target, missing=target.missing | late)
+            return _without_late(state, target)
         case RetentionEnded(), _, Successor.AWAITED | Successor.CERTIFIED:
             return replace(target, successor=Successor.NONE)
         case Certified(), Phase.ALIGNING, _ if event.tokens == 0 or has_closed(state, target):
@@ -145,6 +145,13 @@ def _change_one(state: ScopeState, target: Transition, event: _OneEvent) -> Tran
             return target
         case _:
             raise illegal(state, event)
+
+
+def _without_late(state: ScopeState, t: Transition) -> Transition:
+    """Wait no longer. Another node's memory is then its own sidecar's business; ours still is ours."""
+    late = frozenset(n for n in t.nodes if state.receipt(n, t.to_version) is None)
+    others = late - {state.node}
+    return replace(t, missing=t.missing | late, unreclaimed=t.unreclaimed - others)
 
 
 def has_closed(state: ScopeState, t: Transition) -> bool:

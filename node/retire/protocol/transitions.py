@@ -243,7 +243,13 @@ def _coordinate(state: ScopeState, event: Committed) -> _Moved:
     remote = tuple(g for g in event.gates if not g.is_local)
     # A replay answers for memory that the first call's coordinator looks after.
     others = frozenset(g.node for g in remote) if not event.replayed else frozenset[str]()
-    known = state.transition_to(event.to_version) or _late(state, event)
+    known = state.transition_to(event.to_version)
+    effects: tuple[Effect, ...] = ()
+    if known is None:
+        known = _late(state, event)
+        local = tuple(g for g in event.gates if g.is_local)
+        # Their acks may be forgotten by now: another barrier at the current version costs nothing.
+        effects = (SwitchGates(state.version or event.to_version, event.change, local),)
     names = {g.name for g in known.gates}
     watched = replace(
         known,
@@ -258,7 +264,7 @@ def _coordinate(state: ScopeState, event: Committed) -> _Moved:
     rest = [t for t in state.transitions if t.to_version != event.to_version]
     chain = tuple(sorted((*rest, watched), key=_by_target))
     leases = tuple(WatchLease(g.name, event.to_version, g.lease_left_s or 0.0) for g in remote)
-    return replace(state, transitions=chain), (*leases, WatchFence(event.to_version))
+    return replace(state, transitions=chain), (*effects, *leases, WatchFence(event.to_version))
 
 
 def _late(state: ScopeState, event: Committed) -> Transition:

@@ -1,0 +1,425 @@
+"""The joint state of clients, sidecars, registry, gates, engines and messages, and how it moves.
+
+Sidecars are ``transitions.step`` and ``gate.LeaseState``; gates are ``gate.may_publish``; ALIGN is
+``alignment`` and ``certificates``: the production functions. The rest (registry, network, engine) is
+the environment, as nasty as its bounds allow. Rules are ``invariants.Facts`` on every record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from retire.protocol import gate, transitions
+from retire.protocol.contract import Contract, Participant
+from retire.protocol.effects import (
+    Acknowledge,
+    AnswerFenced,
+    CommitToRegistry,
+    Effect,
+    FenceEngine,
+    ReclaimNode,
+    Refuse,
+    ReportAck,
+    StoreVersion,
+    SwitchGates,
+    WatchLease,
+)
+from retire.protocol.events import (
+    Admission,
+    Change,
+    CommitRefused,
+    Committed,
+    Event,
+    FenceReceipt,
+    Gate,
+    GateAcked,
+    Reclaimed,
+    Refusal,
+    Registered,
+)
+from retire.protocol.history import (
+    Acknowledged,
+    CommitMade,
+    Freed,
+    PinReleased,
+    PinTaken,
+    Record,
+    VersionSeen,
+    WritersClosed,
+)
+from retire.protocol.invariants import Facts
+from retire.protocol.state import ScopeState
+from retire.protocol.versions import ScopeKey, Version
+
+from explore import Interner
+
+KEY = ScopeKey("t", "s")
+V0 = Version(1, 0)
+NOW = 1000  # the time of every record: only leases have a clock, one step a lease
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the environment may do, and how often."""
+
+    calls: tuple[tuple[Change, int], ...]  # (what, at which node), each by its own client
+    losses: int = 0  # requests or answers of the registry
+    duplicates: int = 0
+    lease_ends: int = 0
+    crashes: int = 0  # of a sidecar
+    registry_losses: int = 0
+    node_losses: int = 0  # of an engine's memory
+    fence_timeouts: int = 0
+    nodes: int = 2
+    engine: bool = False  # blocks, writers and pins; else every engine is empty
+    frames: bool = False  # a frame stays between check and transport; else that is one moment
+    same_term: bool = False  # a planted bug of the operator, for the mutants
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """To the registry."""
+
+    node: int
+    call: str
+    change: Change
+    expected: Version
+    idempotency: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """From the registry. ``leases``: which lease of each node the commit saw."""
+
+    node: int
+    event: Committed | CommitRefused
+    leases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """An entry of the tenant's stream on its way to ``node``."""
+
+    node: int
+    change: Change
+    version: Version
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Gate acks and the fence receipt of another node."""
+
+    node: int
+    events: tuple[Event, ...]
+
+
+Message = Request | Answer | Streamed | Reported
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    change: Change
+    node: int
+    status: str = "todo"  # todo | waiting | fenced | certified | done
+    attempt: int = 0
+    expected: Version | None = None  # as first asked: a retry has the same body
+    key: int = 0  # of idempotency
+    to_version: Version | None = None
+    tokens: int = 0  # certified for it
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Blocks: each version has a prefix block 2e and a suffix block 2e + 1 unless it adopted."""
+
+    tables: tuple[tuple[Version, tuple[int, ...]], ...] = ()  # oldest first
+    written: frozenset[Version] = frozenset()  # its blocks are completely written
+    writing: Version | None = None  # a step of this version is on the device
+    fence: Version | None = None  # asked for, not reached
+    pinned: frozenset[Version] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    scope: ScopeState
+    lease: gate.LeaseState
+    word: Version = V0  # the mailbox
+    checked: Version | None = None  # a frame past the check, not handed to the transport yet
+    switch: Version | None = None  # the API process has not run this barrier yet
+    served: frozenset[Version] = frozenset((V0,))  # versions whose frames may lie in buffers here
+    lease_no: int = 1  # of the newest lease that the registry granted
+    expired: int = 0  # leases up to this number have run out: the node's clock
+    watches: frozenset[tuple[int, Version, int]] = frozenset()  # node, version, its lease_no then
+    engine: Engine = field(default=Engine())
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    version: Version = V0
+    sequence: int = 0
+    admission: Admission = Admission.OPEN
+    up: bool = True
+    done: tuple[tuple[str, Committed], ...] = ()
+    leased: tuple[bool, ...] = (True, True)
+
+
+class Memory:
+    """What one exploration remembers: numbers of values, and answers of the pure core."""
+
+    def __init__(self) -> None:
+        self.number = Interner()
+        self.steps: dict[tuple[int, Event], transitions.Step] = {}
+
+    def step(self, scope: ScopeState, event: Event) -> transitions.Step:
+        """``transitions.step``: a pure function, so an answer may be used again."""
+        asked = (self.number(scope), event)
+        if asked not in self.steps:
+            self.steps[asked] = transitions.step(scope, event)
+        return self.steps[asked]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class World:
+    bounds: Bounds
+    memory: Memory
+    nodes: tuple[Node, ...]
+    clients: tuple[Client, ...]
+    registry: Registry
+    messages: frozenset[Message]
+    left: tuple[int, ...]  # losses, duplicates, lease ends, crashes, registry, node, timeouts
+    facts: Facts
+    known: int  # the number of the facts
+    key: Hashable = None
+
+
+LOSS, DUPLICATE, LEASE_END, CRASH, REGISTRY, NODE, TIMEOUT = range(7)
+
+
+class Scene:
+    """One action in the making: a mutable world, and the rules its records broke."""
+
+    def __init__(self, world: World) -> None:
+        self.bounds = world.bounds
+        self.memory = world.memory
+        self.nodes = list(world.nodes)
+        self.clients = list(world.clients)
+        self.registry = world.registry
+        self.messages = set(world.messages)
+        self.left = list(world.left)
+        self.facts = world.facts
+        self._base = world
+        self._changed = False
+        self.broken: list[str] = []
+        self.leases_seen: tuple[int, ...] = ()  # by the commit that is being answered
+
+    def record(self, record: Record) -> None:
+        if not self._changed:
+            self.facts, self._changed = self.facts.copy(), True
+        self.broken += self.facts.observe(record)
+
+    def world(self) -> World:
+        number = self.memory.number
+        known = number(self.facts.frozen()) if self._changed else self._base.known
+        nodes, clients, left = tuple(self.nodes), tuple(self.clients), tuple(self.left)
+        parts = (*nodes, *clients, self.registry, left)
+        messages = frozenset(number(m) for m in self.messages)
+        return World(
+            self.bounds,
+            self.memory,
+            nodes,
+            clients,
+            self.registry,
+            frozenset(self.messages),
+            left,
+            self.facts,
+            known,
+            (*(number(p) for p in parts), messages, known),
+        )
+
+    def set(self, i: int, **changes: object) -> None:
+        self.nodes[i] = replace(self.nodes[i], **changes)  # type: ignore[arg-type]
+
+    def engine(self, i: int, **changes: object) -> None:
+        self.set(i, engine=replace(self.nodes[i].engine, **changes))  # type: ignore[arg-type]
+
+    def feed(self, i: int, event: Event) -> None:
+        """The sidecar's shell: step, then execute the effects in order."""
+        done = self.memory.step(self.nodes[i].scope, event)
+        self.set(i, scope=done.state)
+        for effect in done.effects:
+            self.execute(i, effect)
+
+    def execute(self, i: int, effect: Effect) -> None:
+        match effect:
+            case CommitToRegistry(call, change, expected, idempotency, _):
+                self.messages.add(Request(i, call, change, expected, idempotency))
+            case StoreVersion(version):
+                self.set(i, word=version)
+                self.record(VersionSeen(NOW, f"n{i}", KEY, version))
+            case SwitchGates(version):
+                self.set(i, switch=version)
+            case WatchLease(name, version):
+                peer = int(name[1:])
+                watch = (peer, version, self.leases_seen[peer])
+                self.set(i, watches=self.nodes[i].watches | {watch})
+            case FenceEngine(version):
+                self.fence(i, version)
+            case ReportAck(version):
+                self._report(i, version)
+            case Acknowledge(calls, _, to_version):
+                self.record(Acknowledged(NOW, KEY, to_version))
+            case AnswerFenced(calls, to_version):
+                self._answered(calls, to_version)
+            case ReclaimNode(name, version):
+                self.reclaim(i, int(name[1:]), version)
+            case Refuse(call, refusal):
+                self._refused(call, refusal)
+            case _:
+                pass  # answers and timers that the model replaces by actions
+
+    def _refused(self, call: str, refusal: Refusal) -> None:
+        if refusal is Refusal.UNAVAILABLE:
+            self.client(call, status="todo")  # the same body, the same key
+        elif refusal is Refusal.TERM_MISMATCH:
+            self.client(call, status="todo", expected=None, key=1)  # reads the version again
+        else:
+            self.client(call, status="done", expected=None)
+
+    def client(self, call: str, **changes: object) -> None:
+        k = int(call.split("#")[0][1:])
+        self.clients[k] = replace(self.clients[k], **changes)  # type: ignore[arg-type]
+
+    def _answered(self, calls: tuple[str, ...], to_version: Version) -> None:
+        for call in calls:
+            k = int(call.split("#")[0][1:])
+            terminal = self.clients[k].change is Change.CANCEL
+            self.client(call, status="done" if terminal else "fenced", to_version=to_version)
+
+    def _report(self, i: int, version: Version) -> None:
+        events: tuple[Event, ...] = (GateAcked(f"n{i}", version),)
+        if not self.bounds.engine:  # an empty engine's receipt rides on the ack
+            events += (FenceReceipt(f"n{i}", version),)
+        for j in range(len(self.nodes)):
+            if j != i:
+                self.messages.add(Reported(j, events))
+
+    # --- the engine
+
+    def fence(self, i: int, version: Version) -> None:
+        if self.bounds.engine:
+            self.engine(i, fence=version)
+        else:
+            self._reached(i, FenceReceipt(f"n{i}", version))
+
+    def _reached(self, i: int, receipt: FenceReceipt) -> None:
+        self.feed(i, receipt)
+        for j in range(len(self.nodes)):
+            if j != i and self.bounds.engine:
+                self.messages.add(Reported(j, (receipt,)))
+
+    def safe_point(self, i: int) -> None:
+        """No old step is on the device: close, pin what is written, give the receipt."""
+        engine = self.nodes[i].engine
+        assert engine.fence is not None
+        fence = engine.fence
+        self.record(WritersClosed(NOW, f"n{i}", KEY, fence))
+        old = [(v, blocks) for v, blocks in engine.tables if v < fence]
+        for v, blocks in old:
+            if v in engine.written and v not in engine.pinned:
+                self.record(PinTaken(NOW, f"n{i}", KEY, v, blocks))
+        pinned = engine.pinned | {v for v, _ in old if v in engine.written}
+        self.engine(i, fence=None, pinned=pinned)
+        participants = tuple(
+            Participant(f"n{i}", f"boot{i}", 0, 0, 0, 4 if v in engine.written else 0, True)
+            for v, _ in old[-1:]
+        )
+        self._reached(i, FenceReceipt(f"n{i}", fence, participants))
+
+    def reclaim(self, i: int, target: int, version: Version) -> None:
+        """Free everything below ``version`` on the target; pins go before their blocks."""
+        engine = self.nodes[target].engine
+        name = f"n{target}"
+        for v, blocks in engine.tables:
+            if v < version:
+                if v in engine.pinned:
+                    self.record(PinReleased(NOW, name, KEY, v, blocks))
+                self.record(Freed(NOW, name, KEY, v, blocks))
+        self.engine(
+            target,
+            tables=tuple(t for t in engine.tables if t[0] >= version),
+            pinned=frozenset(v for v in engine.pinned if v >= version),
+            written=frozenset(v for v in engine.written if v >= version),
+        )
+        self.feed(i, Reclaimed(name, version))
+
+    # --- the registry
+
+    def commit(self, request: Request) -> None:
+        registry = self.registry
+        replay = dict(registry.done).get(request.idempotency)
+        refusal = None
+        if request.expected.term != registry.version.term:
+            refusal = Refusal.TERM_MISMATCH
+        elif replay is None and registry.admission is Admission.CANCELLED:
+            refusal = Refusal.CLOSED
+        elif replay is None and request.expected != registry.version:
+            refusal = Refusal.VERSION_CONFLICT
+        leases = tuple(n.lease_no for n in self.nodes)
+        if refusal is not None:
+            event = CommitRefused(request.call, refusal, registry.version)
+            self.messages.add(Answer(request.node, event, leases))
+            return
+        made = replay or self._make(request)
+        remote = tuple(
+            Gate(f"n{j}", f"n{j}", 1.0 if registry.leased[j] else 0.0)
+            for j in range(len(self.nodes))
+            if j != request.node
+        )
+        event = replace(
+            made, call=request.call, gates=(*local_gates(request.node), *remote), replayed=bool(replay)
+        )
+        self.messages.add(Answer(request.node, event, leases))
+
+    def _make(self, request: Request) -> Committed:
+        registry, before = self.registry, self.registry.version
+        after = before.next_epoch() if request.change.moves_version else before
+        sequence = registry.sequence + 1
+        made = Committed("", request.change, before, after, sequence, generation=after.epoch)
+        admission = {
+            Change.CANCEL: Admission.CANCELLED,
+            Change.PAUSE: Admission.PAUSED,
+            Change.RESUME: Admission.OPEN,
+        }.get(request.change, registry.admission)
+        self.registry = replace(
+            registry,
+            version=after,
+            sequence=sequence,
+            admission=admission,
+            done=(*registry.done, (request.idempotency, made)),
+        )
+        self.record(CommitMade(NOW, KEY, request.change, before, after, request.idempotency))
+        for j in range(len(self.nodes)):
+            self.messages.add(Streamed(j, request.change, after, sequence))
+        return made
+
+
+def local_gates(i: int) -> tuple[Gate, ...]:
+    return (Gate(f"n{i}/api", f"n{i}"),)
+
+
+def fresh_scope(i: int, registry: Registry) -> ScopeState:
+    record = Registered(
+        registry.version, registry.version.epoch, registry.admission, registry.sequence
+    )
+    return transitions.step(ScopeState(KEY, f"n{i}"), record).state
+
+
+def renewed(lease: gate.LeaseState, number: int, sequence: int) -> gate.LeaseState:
+    """A renewal that was sent and granted, while the registry stood at ``sequence``."""
+    sent = lease.step(gate.RenewalSent(number))
+    return sent.step(gate.Renewed(number, 1.0, {KEY.tenant: sequence}))
+
+
+CONTRACT = Contract()
