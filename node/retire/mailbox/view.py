@@ -6,7 +6,7 @@ Maps the file read-only. Must never import the registry, the sidecar or the engi
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from retire.mailbox import layout, storage
 from retire.mailbox.layout import Current, GateState, SlotRef, slot_word
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_ATTEMPTS: Final = 64  # an advance is four stores; a reader meets it at most a few times
+
+
+class Check(Protocol):
+    """The gate check: whether this very instant a gate that holds ``stamp`` may publish."""
+
+    def __call__(self, index: int, stamp: int) -> bool:
+        """One load of the deadline, one of the slot's stamp, one look at the clock."""
+        ...
 
 
 class MailboxView:
@@ -37,7 +45,7 @@ class MailboxView:
         # Slices, so that no index can reach a word that is not a stamp or not the deadline.
         self._stamps = words[layout.SLOTS_WORD :: layout.SLOT_WORDS]
         self._deadline = words[layout.H_DEADLINE : layout.H_DEADLINE + 1]
-        self.check: Callable[[int, int], bool] = gate_check(self._stamps, self._deadline, now_ns)
+        self.check: Check = gate_check(self._stamps, self._deadline, now_ns)
 
     @classmethod
     def attach(
@@ -97,7 +105,7 @@ class MailboxView:
 
 def gate_check(
     stamps: memoryview[int], deadline: memoryview[int], now_ns: Callable[[], int]
-) -> Callable[[int, int], bool]:
+) -> Check:
     """The check as a closure: deadline, then stamp, then clock, in this order (see ``layout``)."""
 
     def check(index: int, stamp: int) -> bool:
