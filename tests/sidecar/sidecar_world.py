@@ -45,8 +45,10 @@ class Sidecar:
         }
 
     def start(self) -> Sidecar:
+        planted = Path(__file__).with_name("sidecar_planted.py")
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "retire.sidecar.main"]
+            what = [str(planted)] if "RETIRE_TEST_STALL" in self.env else ["-m", "retire.sidecar.main"]
+            command = [sys.executable, *what]
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
         return self
 
