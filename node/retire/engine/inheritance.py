@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from retire.engine.certification import Certifier
+from retire.engine.chronicle import Chronicle
 from retire.engine.pins import PinLedger, PinOwner
 from retire.engine.records import NOTHING, Outcome, Record, Successor, record_of, same_namespace
 from retire.protocol.alignment import Alignment, KvGroup, align, cold
@@ -49,6 +50,7 @@ class Inheritance:
 
     cache: KvCache
     certifier: Certifier
+    chronicle: Chronicle
     ledger: PinLedger = field(default_factory=PinLedger)
     _records: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
@@ -103,7 +105,7 @@ class Inheritance:
             return
         if not record.superseded:
             record.chain = self.cache.cut(record.chain, self.cache.intact_tokens(record.chain))
-        owner = PinOwner(record.key, record.request_id)
+        owner = PinOwner(record.key, record.request_id, record.version)
         if self._pin(owner, record.chain, time.monotonic() + contract.ttl_s):
             record.pinned = owner
         else:
@@ -116,11 +118,16 @@ class Inheritance:
         except QuotaExceeded:
             return False
         self.cache.touch(blocks)
+        left = self.ledger.left(owner.key.tenant)
+        self.chronicle.pinned(owner.key, owner.version, [b.block_id for b in blocks], left)
         return True
 
     def _unpin(self, owner: PinOwner | None) -> int:
-        block_ids = self.ledger.unpin(owner) if owner is not None else ()
+        if owner is None:
+            return 0
+        block_ids = self.ledger.unpin(owner)
         self.cache.release(block_ids)
+        self.chronicle.unpinned(owner.key, owner.version, block_ids)
         return len(block_ids)
 
     def _let_go(self, record: Record) -> int:
@@ -244,14 +251,16 @@ class Inheritance:
 
     def _lease(self, request: Request, tag: Tag, outcome: Outcome) -> Outcome:
         assert outcome.chain is not None
-        owner = PinOwner(tag.key, request.request_id)
+        owner = PinOwner(tag.key, request.request_id, tag.version)
         expires_s = time.monotonic() + self._contracts.get(tag.key, _DEFAULT).ttl_s
         if not self._pin(owner, outcome.chain, expires_s):
             return replace(outcome, alignment=cold(outcome.alignment, StopReason.QUOTA), chain=None)
         self._successors[request.request_id] = Successor(tag.key, tag.version, owner)
+        certificate = self.certifier.certify(request, tag, outcome, expires_s)
+        self.chronicle.certified(certificate)
         return replace(
             outcome,
-            certificate=self.certifier.certify(request, tag, outcome, expires_s),
+            certificate=certificate,
             pinned_blocks=len(self.ledger.pins[owner].block_ids),
             expires_s=expires_s,
         )
@@ -269,16 +278,18 @@ class Inheritance:
             self._successors[request.request_id] = replace(successor, verified=True)
         return outcome.chain
 
-    def adopted(self, request_id: str) -> None:
+    def adopted(self, request_id: str, tag: Tag) -> None:
         """The request runs: verify that it took exactly the certified blocks; end the leases."""
         successor = self._successors.pop(request_id, None)
         if successor is None:
             return
         if successor.owner is not None:
-            chain = self._outcomes[request_id].chain
-            assert chain is not None and self.cache.holds(request_id, chain), (
+            outcome = self._outcomes[request_id]
+            assert outcome.chain is not None and self.cache.holds(request_id, outcome.chain), (
                 f"{request_id} runs on blocks other than its certificate's"
             )
+            assert outcome.certificate is not None
+            self.chronicle.adopted(tag, request_id, outcome.certificate)
             self._unpin(successor.owner)
         self._forget(successor.key, below=successor.version)
 

@@ -15,7 +15,7 @@ from retire.protocol.errors import QuotaExceeded
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from retire.protocol.versions import ScopeKey
+    from retire.protocol.versions import ScopeKey, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class PinOwner:
 
     key: ScopeKey
     request_id: str
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from retire.engine.publication import CURRENT, Deliveries, Ended
+from retire.engine.deliveries import Deliveries
+from retire.engine.publication import CURRENT, Ended
 from retire.mailbox import GateState
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class GatedCollector(RequestOutputCollector):
 
     def _settle(self) -> None:
         """The consumer is back: what it took before went out, if this response streams."""
-        if self.publication.streaming:
+        if self.publication.streaming and not self.publication.frame_waits:
             self.deliveries.settle()
 
     def _counted(self, output: Any) -> Any:

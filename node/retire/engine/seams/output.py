@@ -49,7 +49,12 @@ def _dropping(original: Any) -> Any:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        kept = [output for output in engine_core_outputs if publishable(self, output)]
+        kept = []
+        for output in engine_core_outputs:
+            if publishable(self, output):
+                kept.append(output)
+            else:  # forget it here too: the output that would have ended it may be this one
+                self.abort_requests([output.request_id], internal=True)
         return original(self, kept, *args, **kwargs)
 
     setattr(process_outputs, _MARK, True)

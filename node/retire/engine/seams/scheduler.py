@@ -23,6 +23,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from retire.engine.certification import Certifier
+from retire.engine.chronicle import Chronicle
 from retire.engine.inheritance import Inheritance
 from retire.engine.records import Ending
 from retire.engine.seams import identity
@@ -31,6 +32,7 @@ from retire.engine.seams.kv_cache import KvCache
 from retire.engine.seams.runner import ABANDONED
 from retire.engine.tag import Tag
 from retire.mailbox import GateState, MailboxView, SlotFlags
+from retire.telemetry.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +61,9 @@ class RetireSchedulerMixin:
         self.mailbox = MailboxView.attach()
         self.kv = KvCache(self.kv_cache_manager, boundary=self.block_size)
         who = identity.of(self.vllm_config, self.kv_cache_config)
-        self.inheritance = Inheritance(self.kv, Certifier(who))
+        self.history = History.from_env()
+        self.chronicle = Chronicle(who.boot_id, self.history.write if self.history.on else None)
+        self.inheritance = Inheritance(self.kv, Certifier(who), self.chronicle)
         self.kv.adopt_through(self.inheritance.adoption_of)
         self.tags: dict[str, Tag] = {}  # live scoped requests by internal id
         self.paused: set[str] = set()  # ids set aside: they keep blocks and authority
@@ -85,7 +89,20 @@ class RetireSchedulerMixin:
             and self.mailbox.gate(tag.slot) is GateState.STALE
         ]
         if stale:
+            self._record_closed(stale)
             self._ended += super().finish_requests(stale, RequestStatus.FINISHED_ABORTED)
+
+    def _record_closed(self, request_ids: list[str]) -> None:
+        """Between steps, or with the step just done, nothing of a stale version can write."""
+        if self.chronicle.on and (self._step_tokens or self._nothing_in_flight()):
+            for slot in {self.tags[request_id].slot for request_id in request_ids}:
+                current = self.mailbox.current(slot.index, slot.tenure)
+                key = next(t.key for t in self.tags.values() if t.slot == slot)
+                if current is not None:
+                    self.chronicle.closed(key, current.version)
+
+    def _nothing_in_flight(self) -> bool:
+        return self.sched_step_seq == self.processed_step_seq
 
     def when_written(self, steps: Iterable[int], then: Callable[[], None]) -> None:
         """Call ``then`` once no launched step up to the last of ``steps`` can still write."""
@@ -101,7 +118,10 @@ class RetireSchedulerMixin:
         tag = self.tags.pop(request.request_id, None)
         self.paused.discard(request.request_id)
         if tag is not None:
-            self.inheritance.ended(request, tag, self._ending(request, tag))
+            end = self._ending(request, tag)
+            self.inheritance.ended(request, tag, end)
+            if not end.superseded:
+                self.chronicle.finished(tag, request.request_id)
         return super()._free_request(request, delay_free_blocks)
 
     def _ending(self, request: Request, tag: Tag) -> Ending:
@@ -130,6 +150,12 @@ class RetireSchedulerMixin:
         self.kv.unhash(self.kv.written_by(request.request_id, written))
         return written
 
+    def _free_request_blocks(self, request: Request) -> None:
+        super()._free_request_blocks(request)
+        if self.chronicle.on:
+            last, request_id = request.last_sched_seq, request.request_id
+            self.when_written([last], lambda: self.chronicle.freed(request_id))
+
     # --- admission: RESUME -------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
@@ -137,6 +163,9 @@ class RetireSchedulerMixin:
         tag = Tag.of(request.sampling_params)
         if tag is not None and request.request_id not in self.requests:
             self.retire_stale()  # the predecessor's record comes before its successor's ALIGN
+            if self._nothing_in_flight():
+                self.chronicle.closed(tag.key, tag.version)
+            self.chronicle.submitted(tag, request.request_id)
             self.tags[request.request_id] = tag
             self.inheritance.align(request, tag)
         super().add_request(request)
@@ -194,9 +223,15 @@ class RetireSchedulerMixin:
         if writes:
             self._writes[id(output)] = writes
         for new in output.scheduled_new_reqs:
-            self.inheritance.adopted(new.req_id)
-        idle = self.sched_step_seq == self.processed_step_seq  # nothing in flight will free blocks
-        if idle and output.total_num_scheduled_tokens == 0 and self._num_runnable():
+            if new.req_id in self.tags:
+                self.inheritance.adopted(new.req_id, self.tags[new.req_id])
+        for request_id, blocks in writes.items() if self.chronicle.on else ():
+            self.chronicle.scheduled(self.tags[request_id], request_id, blocks)
+        if (
+            self._nothing_in_flight()
+            and output.total_num_scheduled_tokens == 0
+            and self._num_runnable()
+        ):
             self._make_room()
 
     def _set_aside(self) -> Aside | None:
@@ -262,6 +297,10 @@ class RetireSchedulerMixin:
             self._abandoned = set().union(*writes.values())
             self.kv.unhash(self._abandoned)
             self._roll_back(step)
+        else:
+            for request_id, blocks in writes.items() if self.chronicle.on else ():
+                if request_id in self.tags:
+                    self.chronicle.wrote(self.tags[request_id], blocks)
         try:
             self.retire_stale()
         finally:
