@@ -194,7 +194,7 @@ async def test_delivered_tokens_are_counted_by_choice(
     engine.emit({"0_r-1": [5]})
     await collector.get()
     assert publication.last_published() == {"0_r-1": 1, "1_r-1": 0}
-    publication.settle()
+    publication.wrote(complete=True)
     assert publication.last_published() == {"0_r-1": 2, "1_r-1": 0}
 
 
@@ -211,6 +211,35 @@ async def test_stale_output_is_dropped_before_it_is_detokenized(
     engine.emit({"r-1": [3]}, finish=True)
     assert list(state.detokenizer.output_token_ids) == [1, 2]
     assert publication.ended is not None
+    assert not engine.processor.has_unfinished_requests()  # its last output was dropped: no leak
+
+
+async def test_a_request_added_after_the_end_is_aborted(
+    node: Node, publication: Publication
+) -> None:
+    """Retired between admission and the engine: nobody else would ever end it."""
+    node.advance()
+    node.switch()
+    collector = Engine(publication).add(DELTA)
+    assert (await collector.get()).finished
+    await asyncio.sleep(0)
+    assert node.aborted == [["r-1"]]
+
+
+async def test_a_frame_that_waits_for_the_socket_is_not_counted(
+    node: Node, publication: Publication
+) -> None:
+    """A middleware may let the consumer run ahead of the socket; the count must not."""
+    engine = Engine(publication)
+    collector = engine.add(DELTA)
+    engine.emit({"r-1": [7]})
+    await collector.get()
+    publication.frame_waits = True
+    assert collector.get_nowait() is None
+    assert publication.last_published() == {}
+    publication.frame_waits = False
+    assert collector.get_nowait() is None
+    assert publication.last_published() == {"r-1": 0}
 
 
 async def test_output_of_others_passes_the_same_step(node: Node, publication: Publication) -> None:

@@ -126,6 +126,13 @@ class GuardedSend:
         return {**head, "headers": [*head.get("headers", ()), (VERSION_HEADER, version)]}
 
     async def _publish(self, message: Message) -> bool:
+        self._publication.frame_waits = True
+        try:
+            return await self._publish_when_open(message)
+        finally:
+            self._publication.frame_waits = False
+
+    async def _publish_when_open(self, message: Message) -> bool:
         while True:
             await self._drained()
             state = self._publication.gate() if self._gated() else GateState.OPEN
@@ -147,8 +154,8 @@ class GuardedSend:
                 message = self._stamped(message)
             self._complete = not message.get("more_body", False)
         await self._send(message)
-        if self._complete:
-            self._publication.settle()
+        if message["type"] == "http.response.body":
+            self._publication.wrote(complete=self._complete)
 
     def _stamped(self, message: Message) -> Message:
         """Put the version into an event's JSON, by splicing bytes before its last brace."""

@@ -19,9 +19,11 @@ from retire.engine.publication import Ended, Publications
 from retire.engine.replies import NO_SIDECAR
 from retire.mailbox import MailboxView
 from retire.protocol.errors import InvalidField, RetireError, Unavailable
+from retire.protocol.history import Published
 from retire.sidecar import convert
 from retire.sidecar.client import NodeClient
 from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry.history import History
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from retire.engine.core_calls import CoreCalls
     from retire.engine.settings import Settings
+    from retire.engine.tag import Tag
 
 _log = logging.getLogger("retire.engine")
 
@@ -43,10 +46,15 @@ class SidecarLink:
 
     def __init__(self, settings: Settings, core: CoreCalls) -> None:
         self.core = core
-        self.publications = Publications(hold_s=settings.hold_s, abort=core.abort)
+        self.gate = f"api-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._history = History.from_env()
+        self.publications = Publications(
+            hold_s=settings.hold_s,
+            abort=core.abort,
+            record=self._record if self._history.on else None,
+        )
         self.admissions = Admissions(self)
         self.node = ""
-        self.gate = f"api-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings = settings
         self._client: NodeClient | None = None
         self._view: MailboxView | None = None
@@ -169,6 +177,10 @@ class SidecarLink:
             if time.monotonic() - refreshed >= REFRESH_S:
                 refreshed = time.monotonic()
                 await self.admissions.refresh(self.publications.scopes())
+
+    def _record(self, tag: Tag, request_id: str, index: int) -> None:
+        now_ns = time.monotonic_ns()
+        self._history.write(Published(now_ns, tag.key, tag.version, request_id, self.gate, index))
 
     def _participant(self, part: dict[str, Any]) -> pb.Participant:
         return pb.Participant(node=self.node, boot_id=self._engine["boot_id"], **part)

@@ -9,26 +9,30 @@ Everything runs on one event loop; nothing here blocks it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from retire.engine.deliveries import CompletedRequests
 from retire.mailbox import GateState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from retire.engine.deliveries import Deliveries
 
     from retire.engine.tag import Tag
     from retire.mailbox import SlotRef
     from retire.mailbox.layout import Current
     from retire.protocol.versions import ScopeKey, Version
 
+_log = logging.getLogger("retire.engine")
+
 HOLD_POLL_S: Final = 0.02  # how often a held stream looks whether its lease is back
 VERDICT_WAIT_S: Final = 0.25  # how long a gate that closed first waits to be told why
-COMPLETED_SCOPES_MAX: Final = 4096  # scopes whose completed requests are remembered for a receipt
-COMPLETED_REQUESTS_MAX: Final = 16  # of each
 _CANCELLED_FLAG: Final = 4  # mailbox layout, w2
 
 
@@ -67,63 +71,12 @@ class Waker(Protocol):
         ...
 
 
-class Deliveries:
-    """Output tokens of one engine request: dequeued by the consumer, and surely handed over.
-
-    A consumer that comes back for more has finished with what it took before, so that is settled.
-    Where several prompts share a response the front end dequeues one item ahead, so there the
-    settled count of one step earlier is the truth.
-    """
-
-    __slots__ = ("choices", "earlier", "request_id", "settled", "taken")
-
-    def __init__(self, request_id: str, choices: int = 1) -> None:
-        self.request_id = request_id
-        self.choices = choices
-        self.taken = [0] * choices
-        self.settled = self.taken
-        self.earlier = self.taken
-
-    def take(self, choice: int, tokens: int, *, delta: bool) -> None:
-        """``tokens`` of a choice were dequeued: new ones (``delta``) or all so far."""
-        if self.taken is self.settled:
-            self.taken = self.taken.copy()
-        self.taken[choice] = self.taken[choice] + tokens if delta else tokens
-
-    def settle(self) -> None:
-        """Everything taken so far was handed to the transport."""
-        self.earlier = self.settled
-        self.settled = self.taken
-
-    def last_published(self, *, one_ahead: bool) -> dict[str, int]:
-        """Engine request id -> index of its last published output token; absent: none was."""
-        counts = self.earlier if one_ahead else self.settled
-        prefix = (lambda i: "") if self.choices == 1 else (lambda i: f"{i}_")
-        return {f"{prefix(i)}{self.request_id}": n - 1 for i, n in enumerate(counts) if n}
-
-
 @dataclass(frozen=True, slots=True)
 class End:
     """How a publication ended; ``current`` None: not known (the slot is gone)."""
 
     why: Ended
     current: Version | None
-
-
-class Completed:
-    """Last published indices of the latest completed requests of one scope version."""
-
-    __slots__ = ("published", "version")
-
-    def __init__(self, version: Version) -> None:
-        self.version = version
-        self.published: dict[str, int] = {}
-
-    def add(self, published: dict[str, int]) -> None:
-        """Remember one response's requests; the oldest are forgotten."""
-        self.published |= published
-        while len(self.published) > COMPLETED_REQUESTS_MAX:
-            del self.published[next(iter(self.published))]
 
 
 class Publication:
@@ -139,6 +92,7 @@ class Publication:
         self.tag: Tag | None = None
         self.ended: End | None = None
         self.streaming = False  # the response is an event stream and its head was written
+        self.frame_waits = False  # a frame has left the application, but not for the transport
         self.expected_choices = 1  # n of the request that is being added (seams/tags.py)
         self.expected_id = ""  # its external id
         self.consumers: list[Waker] = []
@@ -167,6 +121,8 @@ class Publication:
         """A consumer of engine output belongs to this response."""
         self.consumers.append(consumer)
         self.admitted.set()
+        if self.ended is not None:  # retired between admission and the engine
+            self._owner.spawn(self._owner.abort([consumer.request_id]))
 
     def gate(self) -> GateState:
         """May this instant's frame go out? Finding the word stale ends the publication."""
@@ -213,10 +169,15 @@ class Publication:
             self._told.set()  # from here on the reason is fixed
         return self.ended
 
-    def settle(self) -> None:
-        """Everything dequeued so far was handed to the transport (the response is complete)."""
-        for consumer in self.consumers:
-            consumer.deliveries.settle()
+    def wrote(self, *, complete: bool) -> None:
+        """A gated part of the body is in the transport; ``complete``: it was the last one."""
+        if complete:
+            for consumer in self.consumers:
+                consumer.deliveries.settle()
+        if self._owner.record is not None and self.tag is not None:
+            for consumer in self.consumers:
+                for request_id, index in consumer.deliveries.record():
+                    self._owner.record(self.tag, request_id, index)
 
     def last_published(self) -> dict[str, int]:
         """Engine request id -> index of the last output token handed to the transport."""
@@ -250,14 +211,22 @@ class Publication:
 class Publications:
     """Every live publication of this process, by scope.
 
-    ``abort`` is told vLLM's internal request ids of a response that has ended.
+    ``abort`` is told vLLM's internal request ids of a response that has ended; ``record`` (None: no
+    history is kept) each token that went out: its tag, engine request id and index.
     """
 
-    def __init__(self, *, hold_s: float, abort: Callable[[list[str]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        *,
+        hold_s: float,
+        abort: Callable[[list[str]], Coroutine[Any, Any, None]],
+        record: Callable[[Tag, str, int], None] | None = None,
+    ) -> None:
         self.hold_s = hold_s
-        self._abort = abort
+        self.abort = abort
+        self.record = record
         self._live: dict[ScopeKey, set[Publication]] = {}
-        self._completed: dict[ScopeKey, Completed] = {}
+        self._completed = CompletedRequests()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> Publication:
@@ -280,7 +249,7 @@ class Publications:
         live.discard(publication)
         if not live:
             del self._live[key]
-        self._remember(publication)
+        self._completed.add(key, publication.tag.version, publication.last_published())
 
     def switch(self, key: ScopeKey, to: Version, why: Ended) -> dict[str, int]:
         """End every publication of the scope below ``to``: request id -> last published index.
@@ -291,27 +260,13 @@ class Publications:
         transport, and every later one meets ``ended``. Hence acking a Switch after this call *is*
         the barrier through the event loop that UNPUBLISHABLE needs (design, section 6.2).
         """
-        completed = self._completed.pop(key, None)
-        published = completed.published if completed is not None and completed.version < to else {}
+        published = self._completed.take(key, below=to)
         for publication in tuple(self._live.get(key, ())):
             assert publication.tag is not None
             if publication.tag.version < to:
                 publication.end(why, to)
                 published |= publication.last_published()
         return published
-
-    def _remember(self, publication: Publication) -> None:
-        """Keep what a completed response published, for the receipt that retires its version."""
-        assert publication.tag is not None
-        key, version = publication.tag.key, publication.tag.version
-        known = self._completed.pop(key, None)
-        if known is None or known.version < version:
-            known = Completed(version)
-        if known.version == version:
-            known.add(publication.last_published())
-        self._completed[key] = known
-        while len(self._completed) > COMPLETED_SCOPES_MAX:
-            del self._completed[next(iter(self._completed))]
 
     def scopes(self) -> tuple[ScopeKey, ...]:
         """Scopes with live responses here."""
@@ -321,15 +276,16 @@ class Publications:
         """Live publications of one scope."""
         return tuple(self._live.get(key, ()))
 
-    async def abort(self, ids: list[str]) -> None:
-        """Abort engine requests by internal id."""
-        await self._abort(ids)
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` beside the caller; kept alive until done."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of a publication failed", exc_info=error)
 
 
 CURRENT: Final[ContextVar[Publication | None]] = ContextVar("retire_publication", default=None)
