@@ -185,6 +185,23 @@ def test_current_tells_version_flags_and_generation(writer, view):
     assert [slot.generation for slot in writer.slots()] == [8], "kept when not given"
 
 
+def test_changed_tells_when_the_stamp_changed(writer, view):
+    """Issue and close leave the time of the store; a duplicate commit and flags do not."""
+    assert view.changed_ns(0) == 0
+    before = time.monotonic_ns()
+    ref = writer.open(KEY, V1)
+    opened = view.changed_ns(ref.index)
+    assert before <= opened <= time.monotonic_ns()
+    writer.advance(ref.index, V1)
+    writer.set_flags(ref.index, SlotFlags.PAUSED)
+    assert view.changed_ns(ref.index) == opened
+    writer.advance(ref.index, V2)
+    advanced = view.changed_ns(ref.index)
+    assert advanced > opened
+    writer.close(ref.index)
+    assert view.changed_ns(ref.index) > advanced
+
+
 def test_flags_never_close_a_gate(writer, view):
     """Pause keeps authority (design, section 3)."""
     ref = writer.open(KEY, V1)

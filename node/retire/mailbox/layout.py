@@ -25,7 +25,7 @@ bytes                content
   +32  w4 tenure     serial of this assignment of the slot to a scope; 0: the slot is free
   +40  w5 generation ownership instance of the scope's KV allocations
   +48  w6 seal       CRC-32 of the slot's name record, xor the low half of the tenure
-  +56  w7            reserved, 0
+  +56  w7 changed    CLOCK_MONOTONIC ns when the stamp last changed, by issue or by closing
 131072 + 64 capacity names: 320 bytes a slot
   +0                 number of bytes of the tenant name (1..63), then the name
   +64                number of bytes of the scope name (1..255), then the name
@@ -39,7 +39,7 @@ aligned load decides authority: no pair of words must agree, nothing can be torn
 
 **Order.** Stamps change through 0: *store 0; store the other words; store the new stamp*. A crash
 between any two stores leaves the slot closed, and a new stamp is known to nobody before its version
-stands beside it. w1..w5 only inform: on x86-64 (stores are seen in order) re-reading the stamp
+stands beside it. The other words only inform: on x86-64 (stores are seen in order) re-reading the stamp
 makes a copy of them consistent; on ARM they may lag, which costs a late fence, never a late token,
 since the gate never looks at them.
 

@@ -89,7 +89,7 @@ class MailboxView:
         return None
 
     def changed_ns(self, index: int) -> int:
-        """When the slot's stamp was issued, on CLOCK_MONOTONIC; 0: never. Information only."""
+        """When the slot's stamp last changed, on CLOCK_MONOTONIC; 0: never. Information only."""
         return self._words[slot_word(index, layout.W_CHANGED)]
 
     def replaced(self) -> bool:

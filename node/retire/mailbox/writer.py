@@ -114,6 +114,7 @@ class MailboxWriter:
         """Stamp 0: nothing of this slot publishes. The scope keeps the slot."""
         self._ref(index)
         self._store(slot_word(index, layout.W_STAMP), 0)
+        self._store(slot_word(index, layout.W_CHANGED), time.monotonic_ns())
 
     def free(self, index: int) -> None:
         """Close the slot and let another scope have it, under another tenure."""
