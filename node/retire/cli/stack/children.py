@@ -6,7 +6,7 @@ Must never start a process or read the environment: everything comes in as argum
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from retire.cli.stack import probes
@@ -15,6 +15,8 @@ from retire.cli.stack.supervisor import ChildSpec, OnExit
 from retire.protocol.errors import InvalidField
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from retire.cli.stack.device import EngineDefaults
     from retire.cli.stack.layout import Layout
 
@@ -35,6 +37,7 @@ class StackOptions:
     tenant_quota: int | None  # pinned blocks a tenant may hold; None: unlimited
     registry_url: str | None  # None: an embedded Valkey
     engine_args: tuple[str, ...] = ()
+    engine_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option in OURS:
@@ -100,6 +103,7 @@ def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> C
     )
     env = {
         **defaults.env,
+        **options.engine_env,
         "VLLM_PLUGINS": PLUGINS,
         "VLLM_NO_USAGE_STATS": "1",
         "RETIRE_MAILBOX": str(layout.mailbox),

@@ -53,11 +53,16 @@ def machine() -> Machine:
 def engine_defaults(
     facts: Machine, args: tuple[str, ...], env: Mapping[str, str]
 ) -> EngineDefaults:
-    """float32 (bfloat16 is emulated on most CPUs), a thread a core, a bounded KV cache."""
+    """float32 (bfloat16 is emulated on most CPUs), a thread a core, a bounded KV cache.
+
+    Threads that wait sleep: spinning ones (OpenMP's default) take the cores from each other and
+    from everything else as soon as there are more of them than cores.
+    """
     if not facts.cpu_build:
         return EngineDefaults((), {})
     wanted = {
         "OMP_NUM_THREADS": str(facts.cores),
+        "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, min(KV_CACHE_GIB_MAX, facts.memory_gib // 4))),
     }

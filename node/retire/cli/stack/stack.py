@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -42,5 +43,6 @@ async def running(
             yield supervisor
         finally:
             await asyncio.shield(supervisor.stop())
+            shutil.rmtree(layout.run, ignore_errors=True)  # sockets and mailbox of this run
             for number in STOP_SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
