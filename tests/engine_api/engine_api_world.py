@@ -1,4 +1,4 @@
-"""A real uvicorn server around our guard, a real mailbox file, and a client that may stop reading."""
+"""A real uvicorn server around our guard, a real mailbox, a client that may stop reading."""
 
 from __future__ import annotations
 

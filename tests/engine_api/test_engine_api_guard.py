@@ -97,7 +97,7 @@ async def test_an_untagged_call_is_untouched(node: Node) -> None:
     ("why", "code"), [(Ended.SUPERSEDED, "superseded"), (Ended.CANCELLED, "cancelled")]
 )
 async def test_the_terminal_event_is_the_last_thing_said(node: Node, why: Ended, code: str) -> None:
-    """One terminal event with both versions, then the body ends; no [DONE] and no frame after it."""
+    """One terminal event with both versions, then the body ends: no [DONE], no frame."""
     app = StreamingApp(node, frames=10_000, pause_s=0.005)
     async with serving(node, app) as port, httpx.AsyncClient() as client:
         reading = asyncio.create_task(

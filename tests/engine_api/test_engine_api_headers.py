@@ -1,4 +1,4 @@
-"""What a call may claim in its headers, path and body: every bad value names its field and the fix."""
+"""What a call may claim in headers, path and body: every bad value names its field and the fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from retire.protocol.versions import ScopeKey, Version
 PLAIN = Settings()
 
 
-def _claim(*headers: tuple[str, str | bytes], settings: Settings = PLAIN, auth: bool = False) -> Any:
+def _claim(
+    *headers: tuple[str, str | bytes], settings: Settings = PLAIN, auth: bool = False
+) -> Any:
     raw = [(n.encode(), v if isinstance(v, bytes) else v.encode()) for n, v in headers]
     return claim_of(raw, settings, authenticated=auth)
 
@@ -176,7 +178,9 @@ def test_a_supersede_call_is_read_whole() -> None:
 
 def test_an_idempotency_key_is_made_where_none_is_given_and_stands_for_the_body() -> None:
     """Two calls without one differ; the digest does not depend on the order of keys."""
-    keys = {scope_calls.read_mutation({"expected_version": "1.4"}, {}).idempotency_key for _ in "ab"}
+    keys = {
+        scope_calls.read_mutation({"expected_version": "1.4"}, {}).idempotency_key for _ in "ab"
+    }
     assert len(keys) == 2
     assert scope_calls.digest({"a": 1, "b": 2}) == scope_calls.digest({"b": 2, "a": 1})
     assert scope_calls.digest({"a": 1}) != scope_calls.digest({"a": 2})

@@ -86,11 +86,11 @@ def publication(node: Node) -> Publication:
 async def test_nothing_waiting_is_delivered_after_the_switch(
     node: Node, publication: Publication, kind: str, n: int
 ) -> None:
-    """What the collector held when the word changed never comes out; one empty final output does."""
+    """What the collector held when the word changed never comes out; an empty end does."""
     engine = Engine(publication)
     collector = engine.add(kind, n)
     names = ["r-1"] if n == 1 else [f"{i}_r-1" for i in range(n)]
-    engine.emit(dict.fromkeys(names, [7, 8]), finish=kind == FINAL)
+    engine.emit({name: [7, 8] for name in names}, finish=kind == FINAL)
     assert collector.output is not None
     node.advance()
     for take in (collector.get_nowait(), await collector.get()):

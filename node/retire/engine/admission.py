@@ -34,14 +34,14 @@ CACHED_MAX: Final = 65_536  # as many as a mailbox has slots
 
 
 class Admissions:
-    """Current tags by scope. A cached one is good for as long as its mailbox word says so: no RPC."""
+    """Current tags by scope. A cached one is good while its mailbox word says so: no RPC."""
 
     def __init__(self, link: SidecarLink) -> None:
         self._link = link
         self._tags: dict[ScopeKey, Tag] = {}
 
     async def admit(self, claim: Claim) -> Tag:
-        """The tag a call gets. VersionConflict for a stale or future version, ScopeClosed, Unavailable."""
+        """The tag a call gets; VersionConflict (stale or future), ScopeClosed or Unavailable."""
         mailbox = self._link.mailbox()
         cached = self._tags.get(claim.key)
         if cached is not None and mailbox.gate(cached.slot) is GateState.OPEN:

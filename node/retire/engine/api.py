@@ -1,8 +1,8 @@
-"""The ``vllm.endpoint_plugins`` entry: brings guard, admission, routes and link into vLLM's HTTP server.
+"""The ``vllm.endpoint_plugins`` entry: guard, admission, routes and link of vLLM's HTTP server.
 
-Seam: ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin`` (official, 0.26.0); the application's
-``build_middleware_stack`` and lifespan are wrapped on the instance, because the guard must be outside
-every middleware, even those that are added after us. Must never decide a version.
+Seam: ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin`` (official, 0.26.0); the
+application's ``build_middleware_stack`` and lifespan are wrapped on the instance, because the guard
+must be outside every middleware, even those that are added after us. Must never decide a version.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RetireApi:
         self._link: SidecarLink | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Routes, admission (inside authentication, which is added later) and the guard (outside all)."""
+        """Routes, admission (inside authentication, which comes later), guard (outside all)."""
         ScopeRoutes(self).attach(app)
         app.add_middleware(
             Admission,
@@ -63,7 +63,7 @@ class RetireApi:
         self._stop_with(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Attach to the sidecar. Raises, and so stops the server, when the engine is not versioned."""
+        """Attach to the sidecar. Raises (the server stops) when the engine is not versioned."""
         del state
         if engine_client is None or not os.environ.get("RETIRE_MAILBOX"):
             return  # a render server, or plain vLLM: every tagged call answers 503

@@ -1,14 +1,14 @@
 """G6, the last gate: every frame of a scope is checked at the moment it is handed to the transport.
 
-Owns the outermost ASGI wrapper and the guard around the server's own ``send``. Must never import vLLM
-or decide a version: it asks the publication.
+Owns the outermost ASGI wrapper and the guard around the server's own ``send``. Must never import
+vLLM or decide a version: it asks the publication.
 
-Why here, and why we wait for the drain ourselves: uvicorn's ``RequestResponseCycle.send`` first awaits
-``flow.drain()`` while the socket is paused by a slow reader and only *then* writes
-(uvicorn/protocols/http/httptools_impl.py and h11_impl.py). A frame that was checked before that await
-could reach the transport long after the SUPERSEDE was acknowledged. So the guard waits for the drain,
-then checks the mailbox, then calls the server's ``send`` - which does not suspend on a writable socket -
-with no await between the check and ``transport.write``.
+Why here, and why we wait for the drain ourselves: uvicorn's ``RequestResponseCycle.send`` first
+awaits ``flow.drain()`` while the socket is paused by a slow reader and only *then* writes
+(uvicorn/protocols/http/httptools_impl.py and h11_impl.py). A frame that was checked before that
+await could reach the transport long after the SUPERSEDE was acknowledged. So the guard waits for
+the drain, then checks the mailbox, then calls the server's ``send``, which does not suspend on a
+writable socket: there is no await between the check and ``transport.write``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FRAME_TAIL: Final = b"}\n\n"
 
 
 class PublicationGuard:
-    """The outermost ASGI application: gives each call that may carry scoped tokens a guarded ``send``."""
+    """The outermost ASGI application: a guarded ``send`` for calls that may carry scoped tokens."""
 
     def __init__(
         self, app: Asgi, publications: Callable[[], Publications | None], names: frozenset[bytes]
@@ -165,7 +165,7 @@ class GuardedSend:
         return message
 
     async def _drained(self) -> None:
-        """Wait until the socket takes data. A server whose flow control we cannot see is not waited for."""
+        """Wait until the socket takes data (at once where the server shows no flow control)."""
         flow = getattr(self._cycle, "flow", None)
         if flow is None:
             return
@@ -173,7 +173,7 @@ class GuardedSend:
             await flow.drain()
 
     async def _finish(self) -> None:
-        """Write the terminal event and close; runs as a task of its own, so no gate waits for it."""
+        """Write the terminal event and close; a task of its own, so no gate waits for it."""
         try:
             await self._write_terminal()
         finally:
@@ -189,11 +189,13 @@ class GuardedSend:
         self._complete = True
         body = json.dumps(terminal(publication, end), separators=(",", ":")).encode()
         if not self._started:
-            await self._send({"type": "http.response.start", "status": _STATUS[end.why], "headers": [
+            headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 *([(b"retry-after", b"1")] if end.why is Ended.UNAVAILABLE else ()),
-            ]})  # fmt: skip
+            ]
+            status = _STATUS[end.why]
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._drained()
             await self._send({"type": "http.response.body", "body": body})
         elif publication.streaming:
@@ -202,7 +204,7 @@ class GuardedSend:
             self._abort_connection()
 
     def _abort_connection(self) -> None:
-        """A non-streaming response was cut between head and body: only a broken connection is honest."""
+        """A whole answer was cut between head and body: only a broken connection is honest."""
         transport = getattr(self._cycle, "transport", None)
         if transport is not None:
             transport.abort()

@@ -1,7 +1,7 @@
 """What the API process asks of its engine: the ``retire_*`` utilities and aborts, as typed calls.
 
-Owns their wire form (plain values over vLLM's utility channel, ``seams/core.py`` answers). Must never
-import vLLM: the engine client is handed in.
+Owns their wire form (plain values over vLLM's utility channel, ``seams/core.py`` answers). Must
+never import vLLM: the engine client is handed in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CoreCalls:
         )
 
     async def certificate(self, key: ScopeKey, request_id: str) -> dict[str, Any]:
-        """What ALIGN signed for a successor; ask after its request was sent (same channel, in order)."""
+        """What ALIGN signed for a successor; ask after sending its request (one channel)."""
         return await self._call("retire_certificate", key.tenant, key.scope, request_id)
 
     async def release(self, key: ScopeKey) -> int:
@@ -64,9 +64,9 @@ class CoreCalls:
     async def abort(self, request_ids: list[str]) -> None:
         """End requests of a retired response: at once in this process, softly in the engine.
 
-        The engine's scheduler retires them by itself at its next step boundary and then knows exactly
-        what was written. An abort that overtook it in the middle of a step would cost the successor
-        that step's tokens, so it is sent only to make sure, later.
+        The engine's scheduler retires them by itself at its next step boundary and then knows
+        exactly what was written. An abort that overtook it in the middle of a step would cost the
+        successor that step's tokens, so it is sent only to make sure, later.
         """
         ended = self._client.output_processor.abort_requests(request_ids, internal=True)
         if ended:

@@ -1,4 +1,4 @@
-"""What was delivered: output tokens by request and choice, while a response runs and after it ended.
+"""What was delivered: output tokens by request and choice, while a response runs and after.
 
 Pure bookkeeping. Must never import vLLM, nor know gates, sockets or clocks.
 """
@@ -57,7 +57,7 @@ class Deliveries:
         return [(self._engine_id(i), new - 1) for i, (old, new) in news if new > old]
 
     def _engine_id(self, choice: int) -> str:
-        """vLLM names the requests of n > 1 after their parent (``ParentRequest.get_child_info``)."""
+        """vLLM names the requests of n > 1 after their parent (``ParentRequest``)."""
         return self.request_id if self.choices == 1 else f"{choice}_{self.request_id}"
 
 

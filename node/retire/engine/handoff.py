@@ -1,9 +1,9 @@
 """One SUPERSEDE, driven through its five stages. Read this after ``protocol/transitions.py``.
 
 ADVANCE and FENCE are the sidecar's: it commits, closes every gate, fences the engines and streams
-``committed``, ``unpublishable``, ``fenced``. Here the successor is let into the engine as soon as the
-commit is known, ALIGN's certificate is fetched once it is in (RESUME), and everything becomes one
-receipt, which is reported and handed to the caller before the successor's first token.
+``committed``, ``unpublishable``, ``fenced``. Here the successor is let into the engine as soon as
+the commit is known, ALIGN's certificate is fetched once it is in (RESUME), and everything becomes
+one receipt, which is reported and handed to the caller before the successor's first token.
 
 Must never import vLLM or touch a socket: the sidecar, the engine and the successor are handed in.
 """
@@ -86,7 +86,7 @@ class Facts:
 class Handoff:
     """One running SUPERSEDE. It completes, and is reported, whether or not the caller stays.
 
-    ``committed`` and ``receipt`` are futures; an error of the tree in ``committed`` means no effect.
+    ``committed`` and ``receipt`` are futures; an error in ``committed`` means no effect.
     The caller must answer :meth:`decide` once, with what became of the successor.
     """
 
@@ -160,7 +160,7 @@ class Handoff:
                 certificate,
                 align_ms,
                 ready_ms=self._ms(),
-            )  # fmt: skip
+            )
         )
 
     async def _certificate(self, outcome: Outcome) -> tuple[dict[str, Any] | None, float | None]:

@@ -82,7 +82,7 @@ def first_values(headers: RawHeaders) -> dict[bytes, bytes]:
 
 
 def path_scope(scope: MutableMapping[str, Any], verb: str = "") -> str:
-    """The scope named in ``/v1/scopes/{scope}[/verb]``: percent-encoded UTF-8; ``%2F`` is a slash."""
+    """The scope in ``/v1/scopes/{scope}[/verb]``: percent-encoded UTF-8; ``%2F`` is a slash."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     _, _, rest = raw.partition(f"{ROUTES}/".encode())
     encoded = rest.partition(b"?")[0].removesuffix(f"/{verb}".encode() if verb else b"")

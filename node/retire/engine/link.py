@@ -63,7 +63,7 @@ class SidecarLink:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Ask the engine who it is, then attach and stay attached. Raises when the engine is not ours."""
+        """Ask the engine who it is, then attach and stay so. Raises when it is not versioned."""
         self._engine = await self.core.hello()
         if self._settings.sidecar is None:
             _log.warning("RETIRE_SIDECAR is not set: calls with x-retire-scope answer 503")
@@ -73,7 +73,7 @@ class SidecarLink:
         self._spawn(self._tick())
 
     async def stop(self) -> None:
-        """Detach. Streams of scopes must have ended: a detached process counts as unable to publish."""
+        """Detach, after every stream has ended: a detached process counts as silent."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,7 +98,7 @@ class SidecarLink:
         return self._view
 
     async def switch(self, command: pb.Switch) -> dict[str, int]:
-        """End the streams of every older version; returning is the ack (see ``Publications.switch``)."""
+        """End the streams of every older version; returning acks (``Publications.switch``)."""
         key, to = convert.key_from(command.key), convert.version_from(command.to)
         why = _ENDS.get(command.kind)
         if why is None:  # pause, resume: authority stays, the engine stops or goes on

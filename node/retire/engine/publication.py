@@ -1,8 +1,8 @@
 """What one HTTP response of a scope may still publish, and what it has published.
 
-Owns :class:`Publication` (one tagged response: its tag, its gate, its end) and :class:`Publications`
-(every live one of this process, by scope). Must never import vLLM, write to a socket or do IO: it
-reads the mailbox, and tells the socket's guard (``asgi.py``) and the engine through callbacks.
+Owns :class:`Publication` (one tagged response: tag, gate, end) and :class:`Publications` (all live
+ones of this process, by scope). Must never import vLLM, write to a socket or do IO: it reads the
+mailbox, and tells the socket's guard (``asgi.py``) and the engine through callbacks.
 Everything runs on one event loop; nothing here blocks it.
 """
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from retire.engine.deliveries import Deliveries
-
     from retire.engine.tag import Tag
     from retire.mailbox import SlotRef
     from retire.mailbox.layout import Current
@@ -83,9 +82,9 @@ class Publication:
     """One HTTP response that may carry tokens of a scope.
 
     Without a tag (not admitted yet, or a route that carries no tokens) everything passes. With one,
-    nothing passes once ``ended`` is set, and it is set by whoever sees the stale word first: a Switch
-    of the sidecar or any gate. The rest follows from callbacks, once: the guard writes the terminal
-    event, consumers wake up, the engine requests are aborted.
+    nothing passes once ``ended`` is set, by whoever sees the stale word first: a Switch of the
+    sidecar or any gate. The rest follows from callbacks, once: the guard writes the terminal event,
+    consumers wake up, the engine requests are aborted.
     """
 
     def __init__(self, owner: Publications) -> None:
@@ -151,7 +150,7 @@ class Publication:
         return self.ended is None
 
     def end(self, why: Ended, current: Version | None, *, told: bool = True) -> None:
-        """End now, without blocking. Only the first end acts; a later one may name the true reason."""
+        """End now, without blocking. The first end acts; a later one may name the true reason."""
         first = self.ended is None
         if first or (told and not self._told.is_set()):
             self.ended = End(why, current)

@@ -1,4 +1,4 @@
-"""Errors and answers as HTTP: the JSON of the error tree, written once. Must never decide anything."""
+"""Errors as HTTP: the JSON of the error tree, written once. Must never decide anything."""
 
 from __future__ import annotations
 

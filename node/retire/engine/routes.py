@@ -1,7 +1,7 @@
 """The ``/v1/scopes`` routes: convert, call the hand-off or the sidecar, stream. Thin.
 
-Must never decide a version, nor open a seam. ``{scope:path}`` because a scope's name may hold a slash;
-the name itself is read from the raw path, where ``%2F`` and UTF-8 are still as they were sent.
+Must never decide a version, nor open a seam. ``{scope:path}`` because a scope's name may hold a
+slash; the name itself is read from the raw path, where ``%2F`` and UTF-8 are as they were sent.
 """
 
 from __future__ import annotations

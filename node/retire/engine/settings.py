@@ -1,4 +1,4 @@
-"""Settings of the API process's side: read once from the environment, frozen, every bad value named.
+"""Settings of the API process: read once from the environment, frozen, every bad value named.
 
 Must never read the environment outside :func:`Settings.from_env`, nor import vLLM.
 """

@@ -1,7 +1,7 @@
 """The successor of a SUPERSEDE, run through vLLM's own OpenAI handlers.
 
-Owns the call into ``app.state.openai_serving_chat`` / ``openai_serving_completion`` and the translation of
-what they refuse. Must never decide when it may be seen: the hand-off does.
+Owns the call into ``app.state.openai_serving_chat`` and ``openai_serving_completion`` and the
+translation of what they refuse. Must never decide when it may be seen: the hand-off does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Successor:
-    """One OpenAI request of the new version. ``body["stream"]`` is set; tokens wait until asked for."""
+    """One OpenAI request of the new version (``body["stream"]`` is set); tokens wait."""
 
     def __init__(self, body: dict[str, Any], raw: Request, publication: Publication) -> None:
         self.stream: bool = body["stream"]
@@ -38,7 +38,7 @@ class Successor:
         self._work: asyncio.Task[Any] | None = None
 
     async def admit(self) -> Outcome:
-        """Let the request into the engine; returns once it is there, long before its first token."""
+        """Let the request into the engine; returns once it is there, before its first token."""
         self._work = asyncio.create_task(self._begin())
         admitted = asyncio.create_task(self._publication.admitted.wait())
         try:
@@ -69,7 +69,7 @@ class Successor:
             await self.close()
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer of a request that does not stream: a completion or ``{"error": ...}``."""
+        """The whole answer of a request that does not stream, or ``{"error": ...}``."""
         assert self._work is not None
         try:
             result = await self._work

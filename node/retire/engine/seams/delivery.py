@@ -1,9 +1,9 @@
 """Seam G5, the normative gate: output of a scope is checked when its consumer dequeues it.
 
 Replaces the name ``RequestOutputCollector`` in ``vllm.v1.engine.async_llm`` (imported there from
-``output_processor``); AsyncLLM builds one per request right after ``process_inputs``, in the same task,
-so the running publication is its owner. ``AsyncLLM.abort`` alone would not do: its final output is
-merged into what waits and delivered. Tested with vLLM 0.26.0; no upstream hook.
+``output_processor``); AsyncLLM builds one per request right after ``process_inputs``, in the same
+task, so the running publication is its owner. ``AsyncLLM.abort`` alone would not do: its final
+output is merged into what waits and delivered. Tested with vLLM 0.26.0; no upstream hook.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GatedCollector(RequestOutputCollector):
         self.ready.set()
 
     def get_nowait(self) -> RequestOutput | PoolingRequestOutput | None:
-        """What waits, if the gate is open; one terminal output when stale; None when it must hold."""
+        """What waits, if the gate is open; a final output when stale; None while it must hold."""
         self._settle()
         state = self.publication.gate()
         if state is GateState.STALE:

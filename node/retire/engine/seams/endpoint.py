@@ -1,8 +1,8 @@
 """Seam: a server that names our plugin serves with it, or not at all.
 
-Wraps ``vllm.plugins.load_endpoint_plugins``: vLLM only logs an endpoint plugin that fails to load, and
-skips one that ``VLLM_PLUGINS`` does not list; it would then serve scopes as plain requests, ungated.
-Tested with vLLM 0.26.0. Must never run where no HTTP server is built.
+Wraps ``vllm.plugins.load_endpoint_plugins``: vLLM only logs an endpoint plugin that fails to load,
+and skips one that ``VLLM_PLUGINS`` does not list; it would then serve scopes as plain requests,
+ungated. Tested with vLLM 0.26.0. Must never decide anything but whether to serve.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _requiring(original: Any) -> Any:
         generates = supported_tasks is None or "generate" in supported_tasks
         if generates and all(plugin.name != PLUGIN for plugin in loaded):
             raise SystemExit(
-                f"retire: refusing to serve: the endpoint plugin {PLUGIN} is not loaded, so nothing "
+                f"retire: refusing to serve: endpoint plugin {PLUGIN} is not loaded, so nothing "
                 "would be gated; VLLM_PLUGINS must list retire and retire_api, and the log above "
                 "says why it failed if it did"
             )

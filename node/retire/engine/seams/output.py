@@ -1,8 +1,8 @@
 """Seam G4: output of a retired version is dropped before it is detokenized.
 
 Wraps ``vllm.v1.engine.output_processor.OutputProcessor.process_outputs``. Text held back for
-``stream_interval`` or by a stop string never comes into being for a stale request, and the event loop
-does not detokenize what nobody may see. Tested with vLLM 0.26.0; no upstream hook.
+``stream_interval`` or by a stop string never comes into being for a stale request, and the event
+loop does not detokenize what nobody may see. Tested with vLLM 0.26.0; no upstream hook.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Opens ``vllm.v1.engine.input_processor.InputProcessor.process_inputs`` (wrapped: stamps
 ``extra_args["retire"]`` and ``cache_salt``) and ``vllm.entrypoints.generate.beam_search.online.
-BeamSearchOnlineMixin.beam_search`` (wrapped: refused for a scope). No upstream hook exists for either.
-Tested with vLLM 0.26.0. Must never decide a version: the tag comes from the running publication.
+BeamSearchOnlineMixin.beam_search`` (wrapped: refused for a scope). No upstream hook exists for
+either. Tested with vLLM 0.26.0. Must never decide a version: the running publication has the tag.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stamp(request: Any, tag: Tag | None, mode: str) -> None:
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
-    if extra and EXTRA_ARG in extra:
+    if params is not None and extra and EXTRA_ARG in extra:
         params.extra_args = extra = {k: v for k, v in extra.items() if k != EXTRA_ARG} or None
     if tag is None:
         if request.cache_salt and request.cache_salt.startswith(SALT):
