@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from retire.protocol import alignment, certificates, gate
-from retire.protocol.contract import StopReason
+from retire.protocol.contract import Participant, StopReason
+from retire.protocol.errors import IllegalTransition
 from retire.protocol.events import (
     Certified,
     Change,
     ChangeRequested,
-    Committed,
     CommitRefused,
     FenceTimedOut,
     GateAcked,
@@ -82,7 +82,8 @@ def initial(bounds: Bounds) -> World:
     for i in range(bounds.nodes):
         engine = Engine()
         if bounds.engine:
-            engine = Engine(tables=((V0, (0, 1)),))
+            done = frozenset((V0,) if i else ())  # node 0 is still prefilling
+            engine = Engine(tables=((V0, (0, 1)),), written=done)
             scene_records.append(Allocated(NOW, f"n{i}", KEY, V0, (0, 1)))
         lease = gate.LeaseState().step(gate.TenantJoined(KEY.tenant, 0))
         nodes.append(Node(fresh_scope(i, registry), renewed(lease, 1, 0), engine=engine))
@@ -158,6 +159,7 @@ def _unexpected(s: Scene | World, i: int) -> list[Version]:
         t.to_version
         for t in chain
         if t.fenced and not t.is_decided and t.to_version not in coming
+        and t.to_version == s.nodes[i].scope.version
     ]
 
 
@@ -261,8 +263,9 @@ def _align(s: Scene, k: int) -> None:
     if node.word != to_version or target is None or target.stage is not Phase.ALIGNING:
         _give_up(s, k)
         return
-    tokens, reason = _certify(s, i, to_version) if s.bounds.engine else (0, StopReason.FRONTIER)
-    s.feed(i, Certified(to_version, tokens, reason))
+    tokens = _certify(s, i, to_version) if s.bounds.engine else 0
+    if not tokens:
+        s.feed(i, Certified(to_version, 0, StopReason.NO_PREDECESSOR))
     s.clients[k] = replace(client, status="certified", tokens=tokens)
 
 
@@ -273,26 +276,28 @@ def _give_up(s: Scene, k: int) -> None:
     s.clients[k] = replace(client, status="done", tokens=0, expected=None)
 
 
-def _certify(s: Scene, i: int, to_version: Version) -> tuple[int, StopReason]:
-    """From the newest pinned predecessor, through the production functions."""
+def _certify(s: Scene, i: int, to_version: Version) -> int:
+    """A careless engine certifies whatever is written; the core must refuse what is not closed."""
     scope, engine = s.nodes[i].scope, s.nodes[i].engine
-    pinned = [(v, b) for v, b in engine.tables if v in engine.pinned and v < to_version]
+    old = [(v, b) for v, b in engine.tables if v in engine.written and v < to_version]
+    if not old:
+        return 0
+    _, blocks = old[-1]
     receipt = scope.receipt(f"n{i}", to_version)
-    transition = scope.transition_to(to_version)
-    assert transition is not None
-    if not pinned or receipt is None or f"n{i}" in transition.missing or not receipt.participants:
-        return 0, StopReason.NO_PREDECESSOR
-    _, blocks = pinned[-1]
-    expected = {(f"n{i}", 0, 0, 0)}
-    frontier = alignment.frontier_tokens(receipt.participants, expected)
+    frontier = len(OLD_TOKENS)
+    if receipt is not None:
+        frontier = alignment.frontier_tokens(receipt.participants, {(f"n{i}", 0, 0, 0)})
     groups = [alignment.KvGroup(BLOCK, ((0, len(blocks)),))]
     result = alignment.align(OLD_TOKENS, NEW_TOKENS, frontier=frontier, groups=groups)
-    if result.certified_tokens:
-        issued = CertificateIssued(
-            NOW, f"n{i}", KEY, to_version, 0, result.certified_tokens, blocks[:1], LATER
-        )
-        s.record(issued)
-    return result.certified_tokens, result.stop_reason
+    tokens = result.certified_tokens
+    try:
+        s.feed(i, Certified(to_version, tokens, result.stop_reason))
+    except IllegalTransition:
+        return 0
+    if tokens:
+        shared = blocks[: tokens // BLOCK]
+        s.record(CertificateIssued(NOW, f"n{i}", KEY, to_version, 0, tokens, shared, LATER))
+    return tokens
 
 
 def _admit(s: Scene, k: int) -> None:
@@ -328,8 +333,6 @@ def _build_table(s: Scene, i: int, client: Client, version: Version) -> None:
 
 def _verified(client: Client, version: Version, issued: CertificateIssued) -> bool:
     """Sign and check the certificate as the engine does."""
-    from retire.protocol.contract import Participant
-
     part = Participant(issued.node, "boot", 0, 0, 0, issued.tokens, True)
     draft = certificates.Certificate(
         key=KEY,
@@ -444,8 +447,8 @@ def _sidecar_actions(world: World, i: int, node: Node) -> Iterator[Act]:
     if world.left[CRASH] and node.checked is None and world.registry.up:
         yield f"crash n{i}", lambda s: _crash(s, i)
     awaited = any((i, node.lease_no) == (w[0], w[2]) for n in world.nodes for w in n.watches)
-    forgetful = world.bounds.losses or world.bounds.crashes  # acks may be gone: only time answers
-    early = awaited and forgetful and node.lease_no <= len(world.clients)
+    lost = world.bounds.losses - world.left[LOSS] + world.bounds.crashes - world.left[CRASH]
+    early = awaited and lost and node.lease_no <= len(world.clients) + lost  # acks may be gone
     if (early or not world.registry.leased[i]) and world.registry.up:
         yield f"renew n{i}", lambda s: _renew(s, i)
     for version in _unexpected(world, i):
@@ -580,5 +583,3 @@ def _lose_engine(s: Scene, i: int) -> None:
     for j in range(len(s.nodes)):
         s.feed(j, NodeLost(f"n{i}"))
 
-
-_ = Committed  # the type of a registry's answer; named for readers of world.py

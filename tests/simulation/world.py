@@ -14,6 +14,7 @@ from retire.protocol import gate, transitions
 from retire.protocol.contract import Contract, Participant
 from retire.protocol.effects import (
     Acknowledge,
+    AnswerCommitted,
     AnswerFenced,
     CommitToRegistry,
     Effect,
@@ -276,6 +277,8 @@ class Scene:
                 self.reclaim(i, int(name[1:]), version)
             case Refuse(call, refusal):
                 self._refused(call, refusal)
+            case AnswerCommitted(call, change) if not change.moves_version:
+                self.client(call, status="done", expected=None)
             case _:
                 pass  # answers and timers that the model replaces by actions
 
@@ -293,9 +296,7 @@ class Scene:
 
     def _answered(self, calls: tuple[str, ...], to_version: Version) -> None:
         for call in calls:
-            k = int(call.split("#")[0][1:])
-            terminal = self.clients[k].change is Change.CANCEL
-            self.client(call, status="done" if terminal else "fenced", to_version=to_version)
+            self.client(call, status="fenced", to_version=to_version)
 
     def _report(self, i: int, version: Version) -> None:
         events: tuple[Event, ...] = (GateAcked(f"n{i}", version),)
@@ -399,7 +400,9 @@ class Scene:
             admission=admission,
             done=(*registry.done, (request.idempotency, made)),
         )
-        self.record(CommitMade(NOW, KEY, request.change, before, after, request.idempotency))
+        k = int(request.call.split("#")[0][1:])
+        meant = f"c{k}.{self.clients[k].key}"  # what the client asked to happen once
+        self.record(CommitMade(NOW, KEY, request.change, before, after, meant))
         for j in range(len(self.nodes)):
             self.messages.add(Streamed(j, request.change, after, sequence))
         return made

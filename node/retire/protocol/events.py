@@ -192,7 +192,10 @@ class SuccessorAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class RetentionEnded:
-    """No successor came for ``to_version`` within the contract's ttl, or none will come."""
+    """No successor came for ``to_version`` within the contract's ttl, or none will come.
+
+    No effect once a later version is current: what is retained then waits for that one's successor.
+    """
 
     to_version: Version
 

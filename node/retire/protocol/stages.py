@@ -128,10 +128,13 @@ def _on_one(state: ScopeState, event: _OneEvent) -> ScopeState:
 
 
 def _change_one(state: ScopeState, target: Transition, event: _OneEvent) -> Transition:
+    newest = target.to_version == state.version
     match event, target.stage, target.successor:
         case FenceTimedOut(), Phase.ADVANCING | Phase.FENCING, _:
             return _without_late(state, target)
-        case RetentionEnded(), _, Successor.AWAITED | Successor.CERTIFIED:
+        # What a superseded version left may serve the newest one's successor, so its retention is
+        # the newest one's from then on (``_decide``).
+        case RetentionEnded(), _, Successor.AWAITED | Successor.CERTIFIED if newest:
             return replace(target, successor=Successor.NONE)
         case Certified(), Phase.ALIGNING, _ if event.tokens == 0 or has_closed(state, target):
             return replace(target, successor=Successor.CERTIFIED)
