@@ -39,9 +39,9 @@ aligned load decides authority: no pair of words must agree, nothing can be torn
 
 **Order.** Stamps change through 0: *store 0; store the other words; store the new stamp*. A crash
 between any two stores leaves the slot closed, and a new stamp is known to nobody before its version
-stands beside it. The other words only inform: on x86-64 (stores are seen in order) re-reading the stamp
-makes a copy of them consistent; on ARM they may lag, which costs a late fence, never a late token,
-since the gate never looks at them.
+stands beside it. The other words only inform: on x86-64 (stores are seen in order) re-reading the
+stamp makes a copy of them consistent; on ARM they may lag, which costs a late fence, never a late
+token, since the gate never looks at them.
 
 **A check** loads the deadline, then the stamp, then the clock. In this order a check that passes on
 an old stamp has read the clock before the *old* deadline. Any other order has a hole: load the old
