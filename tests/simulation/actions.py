@@ -9,9 +9,11 @@ from retire.protocol import alignment, certificates, gate
 from retire.protocol.contract import Participant, StopReason
 from retire.protocol.errors import IllegalTransition
 from retire.protocol.events import (
+    Admission,
     Certified,
     Change,
     ChangeRequested,
+    Committed,
     CommitRefused,
     FenceTimedOut,
     GateAcked,
@@ -109,8 +111,11 @@ def successors(world: World) -> Iterator[tuple[str, World, list[str]]]:
     """Each possible action with the world after it and the rules it broke."""
     for name, act in _actions(world):
         scene = Scene(world)
-        act(scene)
-        _hurry(scene)
+        try:
+            act(scene)
+            _hurry(scene)
+        except IllegalTransition:  # nothing of this world may be illegal to the core
+            scene.broken.append("IllegalTransition")
         _check_idle(scene)
         _check_publication(scene)
         yield name, scene.world(), scene.broken
@@ -153,7 +158,10 @@ def _hurry(s: Scene) -> None:
 
 def _unexpected(s: Scene | World, i: int) -> list[Version]:
     """Fenced versions of node i whose successor nobody is about to submit."""
-    coming = {c.to_version for c in s.clients if c.node == i and c.status in ("fenced", "certified")}
+    mine = [c for c in s.clients if c.node == i]
+    if any(c.status == "waiting" for c in mine):
+        return []  # a ttl is longer than an answer takes
+    coming = {c.to_version for c in mine if c.status in ("fenced", "certified")}
     chain = s.nodes[i].scope.transitions
     return [
         t.to_version
@@ -168,10 +176,17 @@ def _check_publication(s: Scene) -> None:
     if s.bounds.frames:
         return
     for i, node in enumerate(s.nodes):
-        for version in node.served:
+        for version in _buffered(node):
             if _can_publish(node, version):
                 frame = Published(NOW, KEY, version, "r", f"n{i}/api", 0)
-                s.broken += s.facts.copy().observe(frame)
+                s.broken += s.facts.judge(frame)
+
+
+def _buffered(node: Node) -> frozenset[Version]:
+    """Versions whose frames may lie in this node's buffers: what it served, what it now admits."""
+    if node.scope.admission is Admission.CANCELLED:
+        return node.served
+    return node.served | {node.word}
 
 
 def _check_idle(scene: Scene) -> None:
@@ -367,10 +382,24 @@ def _network_actions(world: World, message: object) -> Iterator[Act]:
         if world.left[LOSS]:
             yield f"lose request {message.call}", lambda s: _lose(s, message)
         return
+    if _behind_rebuild(world, message):
+        return
     yield f"{name} to n{where}", lambda s: _deliver(s, message, keep=False)
-    yield from _twice(world, f"{name}{where}", message)
+    if not (isinstance(message, Streamed) and message.change is Change.REBUILD):
+        yield from _twice(world, f"{name}{where}", message)
     if isinstance(message, Answer) and world.left[LOSS]:
         yield f"lose answer {message.event.call}", lambda s: _lose(s, message)
+
+
+def _behind_rebuild(world: World, message: object) -> bool:
+    """What the rebuilt registry says is read after the rebuild itself: a stream has an order."""
+    where, term = getattr(message, "node", -1), 0
+    if isinstance(message, Streamed) and message.change is not Change.REBUILD:
+        term = message.version.term
+    elif isinstance(message, Answer) and isinstance(message.event, Committed):
+        term = message.event.to_version.term
+    rebuilds = (m for m in world.messages if isinstance(m, Streamed) and m.change is Change.REBUILD)
+    return any(m.node == where and m.version.term == term for m in rebuilds)
 
 
 def _twice(world: World, name: str, message: object) -> Iterator[Act]:
@@ -396,7 +425,10 @@ def _deliver(s: Scene, message: object, *, keep: bool) -> None:
                 s.leases_seen = leases
                 s.feed(i, event)
         case Streamed(i, change, version, sequence):
-            s.feed(i, VersionObserved(change, version, sequence, version.epoch, local_gates(i)))
+            if change is Change.REBUILD:
+                s.feed(i, Rebuilt(version, version.epoch, local_gates(i)))
+            else:
+                s.feed(i, VersionObserved(change, version, sequence, version.epoch, local_gates(i)))
             applied = gate.Applied(KEY.tenant, sequence)
             s.set(i, lease=s.nodes[i].lease.step(applied))
         case Reported(i, events):
@@ -411,7 +443,7 @@ def _gate_actions(world: World, i: int, node: Node) -> Iterator[Act]:
     if node.checked is not None:
         yield f"n{i} hands on {node.checked}", lambda s: _hand(s, i)
     else:
-        for version in node.served if world.bounds.frames else ():
+        for version in _buffered(node) if world.bounds.frames else ():
             if _can_publish(node, version):
                 yield f"n{i} checks {version}", lambda s, v=version: s.set(i, checked=v)
         if node.switch is not None:
@@ -518,9 +550,8 @@ def _registry_actions(world: World) -> Iterator[Act]:
     if not world.registry.up:
         if closed:
             yield "rebuild", _rebuild
-        for i, node in enumerate(world.nodes):
-            if _can_publish(node, node.word) and node.checked is None:
-                yield f"lease of n{i} ends", lambda s, i=i: _lease_ends(s, i, None)
+        else:
+            yield "every lease ends", lambda s: [_lease_ends(s, i, None) for i in range(len(s.nodes))]
 
 
 def _lose_registry(s: Scene) -> None:
@@ -544,8 +575,7 @@ def _rebuild(s: Scene) -> None:
     s.registry = replace(s.registry, up=True, version=version, sequence=sequence)
     s.record(RegistryRebuilt(NOW, KEY.tenant, term))
     for i in range(len(s.nodes)):
-        s.feed(i, Rebuilt(version, version.epoch, local_gates(i)))
-        s.set(i, lease=s.nodes[i].lease.step(gate.Applied(KEY.tenant, sequence)))
+        s.messages.add(Streamed(i, Change.REBUILD, version, sequence))
 
 
 # --- engines

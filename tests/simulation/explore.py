@@ -59,11 +59,12 @@ Successors = Callable[[W], Iterable[tuple[str, W, list[str]]]]
 
 
 def explore(
-    start: W, successors: Successors[W], is_goal: Callable[[W], bool], *, limit: int, first: bool
+    start: W, successors: Successors[W], is_goal: Callable[[W], bool], *, limit: int, stop_at: str | None = None
 ) -> Report:
     """Visit every reachable state. ``successors`` yields (action, state, broken rules).
 
-    A state whose step broke a rule is not continued. ``first``: stop at the first broken rule.
+    A state whose step broke a rule is not continued. ``stop_at``: a broken rule that ends the
+    search.
     Raises AssertionError above ``limit`` states: a bound that silently cuts off would prove nothing.
     """
     gc.disable()  # nothing here is garbage until the end
@@ -77,7 +78,7 @@ def explore(
         for action, after, broken in successors(state):
             report.edges += 1
             report.found += [Found(rule, [*_path(parents, state.key), action]) for rule in broken]
-            if broken and first:
+            if stop_at in broken:
                 report.states = len(parents)
                 return report
             if broken:

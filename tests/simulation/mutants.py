@@ -122,7 +122,7 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "certify while writers are open",
-        *_in(stages, "has_closed", "bool(participants) and all(p.closed for p in participants)", "True"),
+        *_in(stages, "has_closed", "    if receipt is None:\n        return False", "    return True"),
         bounds=Bounds(((SUPERSEDE, 0),), engine=True, nodes=1, fence_timeouts=1),
         rule="C2.writer_open",
     ),
@@ -130,7 +130,7 @@ WORLD_MUTANTS = [
         "a second supersede drops the first one's pins",
         *_in(stages, "_decide", " and (newer is None or newer.is_decided)", ""),
         bounds=Bounds(((SUPERSEDE, 0), (SUPERSEDE, 0)), engine=True, nodes=1),
-        rule="C2.freed",
+        rule="5.3.pinned_until_adopted",
     ),
     Mutant(
         "retention of a superseded version frees what the newest one certified",

@@ -345,6 +345,7 @@ class Scene:
         for v, blocks in engine.tables:
             if v < version:
                 if v in engine.pinned:
+                    self._check_pin(target, v)
                     self.record(PinReleased(NOW, name, KEY, v, blocks))
                 self.record(Freed(NOW, name, KEY, v, blocks))
         self.engine(
@@ -354,6 +355,16 @@ class Scene:
             written=frozenset(v for v in engine.written if v >= version),
         )
         self.feed(i, Reclaimed(name, version))
+
+    def _check_pin(self, i: int, version: Version) -> None:
+        """Paper, section 5.3: a prefix stays pinned until a successor adopts it, or none will come."""
+        node = self.nodes[i]
+        newest = node.scope.transition_to(node.word)
+        adopted = any(v > version for n in self.nodes for v in n.served)
+        if self.bounds.fence_timeouts:  # a retention may be over before its receipt is there
+            return
+        if newest is not None and not newest.is_decided and not adopted:
+            self.broken.append("5.3.pinned_until_adopted")
 
     # --- the registry
 
@@ -367,7 +378,8 @@ class Scene:
             refusal = Refusal.CLOSED
         elif replay is None and request.expected != registry.version:
             refusal = Refusal.VERSION_CONFLICT
-        leases = tuple(n.lease_no for n in self.nodes)
+        held = zip(self.nodes, registry.leased, strict=True)
+        leases = tuple(n.lease_no if leased else 0 for n, leased in held)
         if refusal is not None:
             event = CommitRefused(request.call, refusal, registry.version)
             self.messages.add(Answer(request.node, event, leases))

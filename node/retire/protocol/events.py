@@ -175,11 +175,15 @@ class FenceTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """ALIGN answered. ``tokens`` 0: a cold successor, which is always correct."""
+    """ALIGN answered. ``tokens`` 0: a cold successor, which is always correct.
+
+    ``node``: whose engine holds the certified blocks; empty: this node's.
+    """
 
     to_version: Version
     tokens: int
     stop_reason: StopReason
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

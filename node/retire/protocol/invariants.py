@@ -118,7 +118,7 @@ class Facts:
     def __init__(self) -> None:
         self.acknowledged: dict[ScopeKey, Version] = {}
         self.cancelled: dict[ScopeKey, Version] = {}
-        self.certificates: dict[tuple[str, ScopeKey, Version], CertificateIssued] = {}
+        self.certificates: dict[tuple[str, ScopeKey, Version], frozenset[CertificateIssued]] = {}
         self.closed: dict[tuple[str, ScopeKey], Version] = {}
         self.commits: dict[tuple[ScopeKey, str], Version] = {}
         self.current: dict[ScopeKey, Version] = {}
@@ -198,8 +198,6 @@ class Facts:
         broken: list[str] = []
         match r:
             case Published():
-                if r.version < self.acknowledged.get(r.key, r.version):
-                    broken.append("C1.published_after_acknowledge")
                 self.progressed.add((r.key, r.version))
             case Delivered():
                 broken += self._see(r.consumer, r, "C1.old_after_new")
@@ -210,6 +208,13 @@ class Facts:
             case Finished():
                 self.progressed.add((r.key, r.version))
                 self.finished.add((r.key, r.version))
+        return broken + self.judge(r)
+
+    def judge(self, r: Published | Delivered | Submitted | Finished) -> list[str]:
+        """The rules that work at this moment would break, without taking it in."""
+        broken: list[str] = []
+        if isinstance(r, Published) and r.version < self.acknowledged.get(r.key, r.version):
+            broken.append("C1.published_after_acknowledge")
         cancelled = self.cancelled.get(r.key)
         if cancelled is not None and r.version >= cancelled:
             broken.append("C1.cancelled")
@@ -225,7 +230,8 @@ class Facts:
             case WritersClosed(_, node, key, version):
                 self.closed[node, key] = max(version, self.closed.get((node, key), version))
             case CertificateIssued():
-                self.certificates[record.node, record.key, record.to_version] = record
+                at = (record.node, record.key, record.to_version)
+                self.certificates[at] = self.certificates.get(at, frozenset()) | {record}
                 return self._open_writer(record.node, record.key, record.to_version)
             case Adopted():
                 return self._adopted(record)
@@ -257,14 +263,16 @@ class Facts:
     def _adopted(self, r: Adopted) -> list[str]:
         if not r.tokens:
             return []
-        certificate = self.certificates.get((r.node, r.key, r.version))
-        if certificate is None:
+        certificates = self.certificates.get((r.node, r.key, r.version))
+        if not certificates:
             return ["C2.no_certificate"]
         broken = self._open_writer(r.node, r.key, r.version)
         claimed = (r.generation, r.tokens, r.blocks)
-        if claimed != (certificate.generation, certificate.tokens, certificate.blocks):
+        # A version of several requests has several certificates; this adoption must be one of them.
+        matching = [c for c in certificates if (c.generation, c.tokens, c.blocks) == claimed]
+        if not matching:
             broken.append("C2.certificate_differs")
-        if r.at_ns >= certificate.expires_ns:
+        elif all(r.at_ns >= c.expires_ns for c in matching):
             broken.append("C2.expired")
         if not all((r.node, b) in self.owners for b in r.blocks):
             broken.append("C2.freed")

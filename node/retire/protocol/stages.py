@@ -136,7 +136,9 @@ def _change_one(state: ScopeState, target: Transition, event: _OneEvent) -> Tran
         # the newest one's from then on (``_decide``).
         case RetentionEnded(), _, Successor.AWAITED | Successor.CERTIFIED if newest:
             return replace(target, successor=Successor.NONE)
-        case Certified(), Phase.ALIGNING, _ if event.tokens == 0 or has_closed(state, target):
+        case Certified(), Phase.ALIGNING, _ if event.tokens == 0 or has_closed(
+            state, target, event.node or state.node
+        ):
             return replace(target, successor=Successor.CERTIFIED)
         case SuccessorAdmitted(), Phase.RESUMING, _:
             return replace(target, successor=Successor.ADMITTED)
@@ -157,11 +159,12 @@ def _without_late(state: ScopeState, t: Transition) -> Transition:
     return replace(t, missing=t.missing | late, unreclaimed=t.unreclaimed - others)
 
 
-def has_closed(state: ScopeState, t: Transition) -> bool:
-    """Somebody's KV may be inherited: receipts exist, and each of them closed its writers."""
-    found = [state.receipt(n, t.to_version) for n in t.nodes - t.missing]
-    participants = [p for r in found if r is not None for p in r.participants]
-    return bool(participants) and all(p.closed for p in participants)
+def has_closed(state: ScopeState, t: Transition, node: str) -> bool:
+    """The node's KV may be inherited: it gave its receipt in time, and closed every writer."""
+    receipt = None if node in t.missing else state.receipt(node, t.to_version)
+    if receipt is None:
+        return False
+    return bool(receipt.participants) and all(p.closed for p in receipt.participants)
 
 
 def settle(state: ScopeState) -> tuple[ScopeState, tuple[Effect, ...]]:
