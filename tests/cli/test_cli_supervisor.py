@@ -85,7 +85,7 @@ async def test_children_start_in_order_and_stop_in_reverse(tmp_path) -> None:
 
 
 async def test_a_crashed_child_is_started_again_and_others_stay(tmp_path) -> None:
-    """kill -9 of one: a new process of it, the same process of the other, and a line that says so."""
+    """kill -9 of one: a new process of it, the same one of the other, and a line that says so."""
     lines: list[tuple[str, str]] = []
     supervisor = Supervisor(
         [spec(tmp_path, "a"), spec(tmp_path, "b")], lambda *line: lines.append(line)
@@ -101,7 +101,7 @@ async def test_a_crashed_child_is_started_again_and_others_stay(tmp_path) -> Non
 
 
 async def test_the_end_of_a_vital_child_ends_wait_with_its_last_lines(tmp_path) -> None:
-    """The engine's crash is the stack's: exit status and tail are reported, nothing is restarted."""
+    """The engine's crash is the stack's: status and tail are reported, nothing is restarted."""
     supervisor = Supervisor(
         [spec(tmp_path, "a"), spec(tmp_path, "engine", "exit", on_exit=OnExit.STOP_ALL)],
         lambda *line: None,
@@ -196,7 +196,8 @@ from pathlib import Path
 from test_cli_supervisor import Supervisor, spec
 async def main():
     folder = Path(sys.argv[1])
-    stack = Supervisor([spec(folder, "a", "stubborn grandchild detached"), spec(folder, "b")], print)
+    specs = [spec(folder, "a", "stubborn grandchild detached"), spec(folder, "b")]
+    stack = Supervisor(specs, print)
     await stack.start()
     print("READY", flush=True)
     await asyncio.sleep(99)
@@ -226,8 +227,8 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path) -> None:
 def test_without_the_guard_it_would(tmp_path) -> None:
     """Negative control: the same child, started plainly by a process that is killed, lives on."""
     code = (
-        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', *sys.argv[1:]]);"
-        "time.sleep(99)"
+        "import subprocess, sys, time;"
+        "subprocess.Popen([sys.executable, '-S', '-c', *sys.argv[1:]]); time.sleep(99)"
     )
     runner = subprocess.Popen([sys.executable, "-c", code, CHILD, str(tmp_path), "a", ""])
     while not starts(tmp_path, "a"):

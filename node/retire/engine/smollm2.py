@@ -1,7 +1,7 @@
-"""Converts the demo's GGUF file into a Hugging Face checkpoint: ``python -m retire.engine.smollm2 GGUF OUT``.
+"""``python -m retire.engine.smollm2 GGUF OUT``: the demo's GGUF as a Hugging Face checkpoint.
 
-Owns the mapping of a Llama GGUF to tensor names, config and tokenizer. A command of its own, because
-it needs numpy and transformers; must never be imported by another module.
+Owns the mapping of a Llama GGUF to tensor names, config and tokenizer. A command of its own,
+because it needs numpy and transformers; must never be imported by another module.
 Progress goes to stdout, one JSON object a line: ``{"done": tensors, "total": tensors}``.
 """
 
@@ -102,7 +102,7 @@ def save_tokenizer(gguf: Path, out: Path) -> None:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write the checkpoint beside ``out`` and rename it there, so that ``out`` is whole or absent."""
+    """Write the checkpoint beside ``out``, then rename it: ``out`` is whole or absent."""
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

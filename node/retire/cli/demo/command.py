@@ -103,12 +103,17 @@ async def _served(model: Path, out: Path, console: Console) -> list[Telling]:
                 log.write(f"[{source}] {line}\n")
                 log.flush()
 
+            def say(what: str) -> None:
+                status.update(what)
+                if not console.is_terminal:
+                    console.print(f"[dim]{what}[/]")
+
             def progress(part: str) -> None:
-                status.update(f"starting {part}; the log is {log_path}")
+                say(f"starting {part}; the log is {log_path}")
 
             layout = layout_of(state, os.environ)
             async with running(options, layout, log=write, progress=progress) as supervisor:
-                return await _unless_stopped(options.url, supervisor, status.update)
+                return await _unless_stopped(options.url, supervisor, say)
     except ChildFailed as failure:
         tail = "\n".join(f"  {line}" for line in failure.tail)
         raise DemoUnavailable(

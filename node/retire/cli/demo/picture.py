@@ -69,7 +69,7 @@ def _panel(axis: Any, story: Story, told: Sequence[Telling]) -> None:
     for label, telling in zip(axis.get_yticklabels(), reversed(told), strict=True):
         label.set_fontweight("bold" if telling.arm is Arm.RETIRE else "normal")
     axis.set_xlim(-BEFORE_S, end_s)
-    axis.set_ylim(-0.6, len(told) - 0.25)
+    axis.set_ylim(-0.65, len(told) - 0.25)
     axis.set_xlabel("seconds")
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", color="#e4e7eb", linewidth=0.8)
@@ -85,25 +85,26 @@ def _old(axis: Any, row: int, telling: Telling, end_s: float) -> None:
             continue
         late = read.at_s * 1e3 > telling.done_ms
         axis.plot([read.at_s] * 2, [y - 0.09, y + 0.09], color=LATE if late else QUIET, lw=2)
+    if telling.arm is Arm.RETIRE and not telling.late_tokens:
+        axis.text(0.02 * end_s, y, "0 late tokens", color=TOKENS, fontsize=9, va="center")
     if telling.late_tokens:
-        used = [r.at_s for r in telling.old_reads if r.used and r.at_s <= end_s]
-        axis.text(
-            max(used) + end_s * 0.01, y, f"{telling.late_tokens} late token{'s' if telling.late_tokens > 1 else ''}",
-            color=LATE, fontsize=9, va="center", fontweight="bold",
-        )  # fmt: skip
+        last_s = max(read.at_s for read in telling.old_reads if read.used and read.at_s <= end_s)
+        said = f"{telling.late_tokens} late token{'s' if telling.late_tokens > 1 else ''}"
+        at = (last_s + end_s * 0.01, y)
+        axis.text(*at, said, color=LATE, fontsize=9, va="center", fontweight="bold")
 
 
 def _new(axis: Any, row: int, telling: Telling, end_s: float) -> None:
     y, start_s = row - 0.14, 0.0
     for name, end_ms in telling.stages_ms.items():
         width = max(0.0, end_ms / 1e3 - start_s)
-        axis.barh(y, width, left=start_s, height=0.32, color=STAGES.get(name, QUIET))
+        axis.barh(y, width, left=start_s, height=0.26, color=STAGES.get(name, QUIET))
         start_s = max(start_s, end_ms / 1e3)
     for at_ms in telling.new_tokens_ms:
         if at_ms / 1e3 <= end_s:
-            axis.plot([at_ms / 1e3] * 2, [y - 0.16, y + 0.16], color=TOKENS, lw=2)
+            axis.plot([at_ms / 1e3] * 2, [y - 0.13, y + 0.13], color=TOKENS, lw=2)
     said = f"{telling.ttft_ms / 1e3:.2f} s, {telling.inherited_tokens} tokens inherited"
-    axis.text(0.005 * end_s, y - 0.28, said, fontsize=9, va="center", color=INK)
+    axis.text(0.005 * end_s, y - 0.29, said, fontsize=9, va="center", color=INK)
 
 
 def _legend(figure: Any) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from retire.cli.demo.stories import Telling
 
-BAR: Final = 46  # characters of the longest bar
+BAR_MAX: Final = 46  # characters of the longest bar
+BESIDE: Final = 66  # characters of the other columns
 COLORS: Final = {
     "commit": "magenta",
     "unpublishable": "bright_magenta",
@@ -29,26 +30,23 @@ COLORS: Final = {
 
 
 def show(tellings: Sequence[Telling], console: Console) -> None:
-    """One table a story, then what the colours mean."""
+    """One table a story, and each arm's stages by name and time."""
     for story in STORIES:
         told = [telling for telling in tellings if telling.story == story.name]
         if told:
             console.print()
             console.print(f"[bold]{story.name}[/]: {story.title}")
-            console.print(f'  [dim]"{story.task}" -> "{story.revised}"[/]')
-            console.print(_table(told))
-    legend = Text("  ")
-    for name in ("commit", "unpublishable", "fence", "align", "resume", "hang up", "first token"):
-        legend.append("█ ", COLORS[name])
-        legend.append(f"{name}  ")
-    console.print(legend)
+            console.print(f"  [dim]was: {story.task}\n  now: {story.revised}[/]")
+            console.print(_table(told, max(8, min(BAR_MAX, console.width - BESIDE))))
+            for telling in told:
+                console.print(_stages(telling))
 
 
-def _table(told: Sequence[Telling]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+def _table(told: Sequence[Telling], width: int) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
     for title in ("", "late tokens", "inherited", "first token"):
-        table.add_column(title, justify="left" if not title else "right")
-    table.add_column("where the time went")
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    table.add_column("time went", no_wrap=True)
     longest = max(telling.ttft_ms for telling in told)
     for telling in told:
         table.add_row(
@@ -56,9 +54,18 @@ def _table(told: Sequence[Telling]) -> Table:
             _late(telling),
             f"{telling.inherited_tokens} of {telling.prompt_tokens}",
             f"{telling.ttft_ms / 1e3:.2f} s",
-            bar(telling, longest),
+            bar(telling, longest, width),
         )
     return table
+
+
+def _stages(telling: Telling) -> Text:
+    """When each stage ended; the colours are the bar's."""
+    text = Text(f"  {telling.arm.value}:", style="dim", no_wrap=True, overflow="ellipsis")
+    for name, ms in telling.stages_ms.items():
+        text.append(" █", COLORS.get(name, "white"))
+        text.append(f" {name} {ms:.0f}", "not dim")
+    return text.append(" ms")
 
 
 def _late(telling: Telling) -> Text:
@@ -68,11 +75,11 @@ def _late(telling: Telling) -> Text:
     return text
 
 
-def bar(telling: Telling, longest_ms: float) -> Text:
+def bar(telling: Telling, longest_ms: float, width: int) -> Text:
     """Stages to scale; a stage too short for a character is not drawn."""
     text, drawn = Text(), 0
     for name, end_ms in telling.stages_ms.items():
-        end = round(BAR * end_ms / longest_ms)
+        end = round(width * end_ms / longest_ms)
         text.append("█" * max(0, end - drawn), COLORS.get(name, "white"))
         drawn = max(drawn, end)
-    return text
+    return text if drawn else Text("▏", "green")

@@ -36,7 +36,8 @@ async def running(
     layout.create()
     with StateLock(layout):
         supervisor = Supervisor(children.specs(options, layout, defaults), log)
-        for number in STOP_SIGNALS:
+        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        for number in handled:  # one that is ignored stays ignored: nohup
             asyncio.get_running_loop().add_signal_handler(number, supervisor.request_stop)
         try:
             await supervisor.start(progress)
@@ -44,5 +45,5 @@ async def running(
         finally:
             await asyncio.shield(supervisor.stop())
             shutil.rmtree(layout.run, ignore_errors=True)  # sockets and mailbox of this run
-            for number in STOP_SIGNALS:
+            for number in handled:
                 asyncio.get_running_loop().remove_signal_handler(number)
