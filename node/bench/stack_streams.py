@@ -11,8 +11,9 @@ import json
 import socket
 import threading
 import time
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -182,6 +183,11 @@ class Agent:
     stack: Stack
     scope: str
     tenant: str = "default"
+
+    @classmethod
+    def new(cls, stack: Stack, name: str, tenant: str = "default") -> Self:
+        """A scope that nobody has used."""
+        return cls(stack, f"{name}-{uuid.uuid4().hex[:8]}", tenant)
 
     @property
     def headers(self) -> dict[str, str]:

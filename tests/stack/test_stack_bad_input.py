@@ -252,19 +252,19 @@ def test_a_scope_of_another_tenant_looks_like_none(agent: Agent) -> None:
 
 def test_an_idempotency_key_is_for_one_body(stack: Stack) -> None:
     """The same body again: the same receipt, ``replayed``, one commit. Another body: 422."""
-    agent = Agent(stack, "idempotent")
+    agent = Agent.new(stack, "idempotent")
     first = agent.opened()
-    key, body = {"idempotency-key": "once"}, {"expected_version": first}
+    key, body = {"idempotency-key": f"once-{agent.scope}"}, {"expected_version": first}
     body["request"] = stack.body("hello", max_tokens=3)
     made = agent.post("supersede", {**body, "stream": False}, key)
-    assert made.status_code == 200 and made.headers["idempotency-key"] == "once"
+    assert made.status_code == 200 and made.headers["idempotency-key"] == key["idempotency-key"]
     receipt = made.json()["receipt"]
     assert receipt["replayed"] is False and receipt["from_version"] == first
     again = agent.post("supersede", {**body, "stream": False}, key)
     assert again.status_code == 200
     assert again.json() == {"receipt": {**receipt, "replayed": True}, "response": None}
     other = agent.post("supersede", {**body, "stream": True}, key)
-    message = "Idempotency-Key 'once' was used with another body; use a new key"
+    message = f"Idempotency-Key 'once-{agent.scope}' was used with another body; use a new key"
     refused(other, 422, code="idempotency", type="conflict", message=message)
     cancelled = agent.post("cancel", {"expected_version": receipt["to_version"]}, key)
     refused(cancelled, 422, code="idempotency", type="conflict", message=message)
@@ -274,15 +274,17 @@ def test_an_idempotency_key_is_for_one_body(stack: Stack) -> None:
 
 def test_a_cancelled_scope_refuses_everything(stack: Stack) -> None:
     """409 for every verb, whatever version it states, and for tagged work; it can still be read."""
-    agent = Agent(stack, "cancelled")
+    agent = Agent.new(stack, "cancelled")
     flow = agent.stream("a plan", max_tokens=3000).tokens_at_least(2)
     first = agent.version
-    done = agent.post("cancel", {"expected_version": first}, {"idempotency-key": "end"})
+    done = agent.post(
+        "cancel", {"expected_version": first}, {"idempotency-key": f"end-{agent.scope}"}
+    )
     assert done.status_code == 200
     current = done.json()["version"]
     assert flow.ended().error is not None and flow.error is not None
     assert flow.error["code"] == "cancelled"
-    message = f"scope 'cancelled' was cancelled at {current}; use another scope name"
+    message = f"scope {agent.scope!r} was cancelled at {current}; use another scope name"
     closed = {"code": "scope_cancelled", "type": "conflict", "message": message}
     closed["current"] = current
     for verb in VERBS:
@@ -292,7 +294,9 @@ def test_a_cancelled_scope_refuses_everything(stack: Stack) -> None:
         tagged = agent.headers | ({"x-retire-version": stated} if stated else {})
         answer = stack.http.post("/v1/completions", json=stack.body("x"), headers=tagged)
         refused(answer, 409, **closed)
-    replayed = agent.post("cancel", {"expected_version": first}, {"idempotency-key": "end"})
+    replayed = agent.post(
+        "cancel", {"expected_version": first}, {"idempotency-key": f"end-{agent.scope}"}
+    )
     assert replayed.json() == {
         **done.json(),
         "receipt": replayed.json()["receipt"],
@@ -304,10 +308,10 @@ def test_a_cancelled_scope_refuses_everything(stack: Stack) -> None:
 
 def test_a_deeply_nested_successor_does_not_hurt_the_server(stack: Stack) -> None:
     """A body at the edge of what JSON may nest is answered, whatever it asks."""
-    agent = Agent(stack, "deep")
+    agent = Agent.new(stack, "deep")
     version = agent.opened()
     nested = json.dumps({"expected_version": version, "stream": False, "request": {"prompt": 0}})
     raw = nested.replace('"prompt": 0', '"prompt": ' + "[" * 900 + "]" * 900)
-    answer = stack.http.post("/v1/scopes/deep/supersede", content=raw.encode())
+    answer = stack.http.post(f"/v1/scopes/{agent.scope}/supersede", content=raw.encode())
     assert answer.status_code in (200, 400), answer.text
     assert stack.http.get("/health").status_code == 200

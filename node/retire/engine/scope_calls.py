@@ -47,6 +47,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
         body = json.loads(raw or b"{}")
     except ValueError as error:
         raise InvalidField("body", raw[:80].decode("latin-1"), f"JSON ({error})") from None
+    except RecursionError:
+        raise InvalidField("body", raw[:80].decode("latin-1"), "JSON (nested too deeply)") from None
     if not isinstance(body, dict):
         raise InvalidField("body", body, "a JSON object")
     return body
