@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from engine_api_world import (
     KEY,
     V2,
@@ -65,6 +66,23 @@ async def test_control_without_our_drain_a_late_frame_appears(
     handed, received = await _slow_reader_over_a_switch(node, http)
     numbers = [event["n"] for event in received if "n" in event]
     assert max(numbers) >= handed
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_same_on_the_loop_that_vllm_runs(
+    node: Node, planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop buffers and pauses in its own way; with its control."""
+
+    async def no_drain(self: GuardedSend) -> None:
+        del self
+
+    if planted:
+        monkeypatch.setattr(GuardedSend, "_drained", no_drain)
+    handed, received = uvloop.run(_slow_reader_over_a_switch(node, "httptools"))
+    numbers = [event["n"] for event in received if "n" in event]
+    late = [number for number in numbers if number >= handed]
+    assert bool(late) is planted
 
 
 async def test_every_event_carries_its_version(node: Node) -> None:

