@@ -148,7 +148,14 @@ class Chronicle:
             if not any(block in pins for pins in self._pins.values()):
                 for owner in self._kept.pop(block):
                     if block not in self._held.get(owner, ()):  # else it runs on it by now
-                        self._blocks(records.Freed, *owner, (block,))
+                        self._free_idle(owner, block)
+
+    def _free_idle(self, owner: _Owner, block: int) -> None:
+        """Kept blocks belong to requests that have ended: with none left, no writer is open."""
+        key, version = owner
+        if not any(tag.key == key and tag.version <= version for tag, _ in self._tables.values()):
+            self.closed(key, version.next_epoch())
+        self._blocks(records.Freed, key, version, (block,))
 
     def _hold(self, tag: Tag, request_id: str, blocks: Iterable[int]) -> set[int]:
         _, mine = self._tables.setdefault(request_id, (tag, set()))

@@ -106,6 +106,7 @@ class Facts:
         "closed",
         "commits",
         "current",
+        "earlier",
         "finished",
         "owners",
         "pins",
@@ -118,10 +119,11 @@ class Facts:
     def __init__(self) -> None:
         self.acknowledged: dict[ScopeKey, Version] = {}
         self.cancelled: dict[ScopeKey, Version] = {}
-        self.certificates: dict[tuple[str, ScopeKey, Version], frozenset[CertificateIssued]] = {}
+        self.certificates: dict[tuple[str, ScopeKey, Version], CertificateIssued] = {}  # the newest
         self.closed: dict[tuple[str, ScopeKey], Version] = {}
         self.commits: dict[tuple[ScopeKey, str], Version] = {}
         self.current: dict[ScopeKey, Version] = {}
+        self.earlier: dict[tuple[str, ScopeKey, Version], frozenset[CertificateIssued]] = {}
         self.finished: set[_Owner] = set()
         self.owners: dict[_Block, frozenset[_Owner]] = {}
         self.pins: dict[_Block, frozenset[_Owner]] = {}
@@ -230,8 +232,7 @@ class Facts:
             case WritersClosed(_, node, key, version):
                 self.closed[node, key] = max(version, self.closed.get((node, key), version))
             case CertificateIssued():
-                at = (record.node, record.key, record.to_version)
-                self.certificates[at] = self.certificates.get(at, frozenset()) | {record}
+                self._issued(record)
                 return self._open_writer(record.node, record.key, record.to_version)
             case Adopted():
                 return self._adopted(record)
@@ -260,16 +261,23 @@ class Facts:
         closed = self.closed.get((node, key))
         return [] if closed is not None and closed >= version else ["C2.writer_open"]
 
+    def _issued(self, r: CertificateIssued) -> None:
+        """A version of several requests gets several certificates."""
+        at = (r.node, r.key, r.to_version)
+        if at in self.certificates:
+            self.earlier[at] = self.earlier.get(at, frozenset()) | {self.certificates[at]}
+        self.certificates[at] = r
+
     def _adopted(self, r: Adopted) -> list[str]:
         if not r.tokens:
             return []
-        certificates = self.certificates.get((r.node, r.key, r.version))
-        if not certificates:
+        at = (r.node, r.key, r.version)
+        if at not in self.certificates:
             return ["C2.no_certificate"]
-        broken = self._open_writer(r.node, r.key, r.version)
+        broken = self._open_writer(*at)
         claimed = (r.generation, r.tokens, r.blocks)
-        # A version of several requests has several certificates; this adoption must be one of them.
-        matching = [c for c in certificates if (c.generation, c.tokens, c.blocks) == claimed]
+        issued = (self.certificates[at], *self.earlier.get(at, ()))
+        matching = [c for c in issued if (c.generation, c.tokens, c.blocks) == claimed]
         if not matching:
             broken.append("C2.certificate_differs")
         elif all(r.at_ns >= c.expires_ns for c in matching):
@@ -333,4 +341,5 @@ class Facts:
         self.owners = {b: o for b, o in self.owners.items() if b[0] != node}
         self.pins = {b: o for b, o in self.pins.items() if b[0] != node}
         self.certificates = {k: c for k, c in self.certificates.items() if k[0] != node}
+        self.earlier = {k: c for k, c in self.earlier.items() if k[0] != node}
         self.closed = {k: v for k, v in self.closed.items() if k[0] != node}

@@ -89,17 +89,14 @@ class RetireSchedulerMixin:
             and self.mailbox.gate(tag.slot) is GateState.STALE
         ]
         if stale:
-            self._record_closed(stale)
             self._ended += super().finish_requests(stale, RequestStatus.FINISHED_ABORTED)
 
-    def _record_closed(self, request_ids: list[str]) -> None:
+    def _record_closed(self, tag: Tag) -> None:
         """Between steps, or with the step just done, nothing of a stale version can write."""
         if self.chronicle.on and (self._step_tokens or self._nothing_in_flight()):
-            for slot in {self.tags[request_id].slot for request_id in request_ids}:
-                current = self.mailbox.current(slot.index, slot.tenure)
-                key = next(t.key for t in self.tags.values() if t.slot == slot)
-                if current is not None:
-                    self.chronicle.closed(key, current.version)
+            current = self.mailbox.current(tag.slot.index, tag.slot.tenure)
+            if current is not None:
+                self.chronicle.closed(tag.key, current.version)
 
     def _nothing_in_flight(self) -> bool:
         return self.sched_step_seq == self.processed_step_seq
@@ -119,9 +116,11 @@ class RetireSchedulerMixin:
         self.paused.discard(request.request_id)
         if tag is not None:
             end = self._ending(request, tag)
-            self.inheritance.ended(request, tag, end)
-            if not end.superseded:
+            if end.superseded:
+                self._record_closed(tag)
+            else:
                 self.chronicle.finished(tag, request.request_id)
+            self.inheritance.ended(request, tag, end)
         return super()._free_request(request, delay_free_blocks)
 
     def _ending(self, request: Request, tag: Tag) -> Ending:
