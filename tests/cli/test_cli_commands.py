@@ -206,7 +206,8 @@ def test_one_owner_of_a_state_folder(tmp_path) -> None:
     layout.create()
     code = (
         "import sys, time; from pathlib import Path; from retire.cli.stack.layout import *\n"
-        "with StateLock(layout_of(Path(sys.argv[1]), {})): print('held', flush=True); time.sleep(99)"
+        "with StateLock(layout_of(Path(sys.argv[1]), {})):\n"
+        " print('held', flush=True); time.sleep(99)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(layout.state)], stdout=subprocess.PIPE, text=True

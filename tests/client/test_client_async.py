@@ -108,6 +108,20 @@ async def test_repeats_errors_and_breaks(server, play) -> None:
     assert len({got.headers["idempotency-key"] for got in server.got[:2]}) == 1
 
 
+async def test_a_replayed_supersede_starts_its_successor_anew(server, play) -> None:
+    """As in the sync client, streamed or not."""
+    replay = {"receipt": play.receipt("1.4", "1.5", replayed=True), "response": None}
+    server.add_json(SUPERSEDE, replay)
+    server.add_json("/v1/completions", {"choices": [{"text": "b"}]}, x_retire_version="1.5")
+    async with AsyncRetire(server.url) as client:
+        request = {"prompt": "p", "stream": False}
+        successor = await client.scope("plan-7").supersede(
+            expected_version=Version(1, 4), request=request
+        )
+        assert successor.reply is not None and successor.reply.text == "b"
+        assert [chunk async for chunk in successor] == []
+
+
 async def test_closing_a_stream_hangs_up(server, play) -> None:
     """``async with`` on a stream releases its connection before the answer is over."""
     held = threading.Event()

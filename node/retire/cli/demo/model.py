@@ -82,10 +82,11 @@ def download(scratch: Path, bars: Progress) -> Path:
 
 
 def installer(target: Path) -> list[str]:
-    """uv if there is one, else pip of this Python or of the path: each unpacks one package."""
+    """uv ($UV or of the path), else pip of this Python or of the path: it unpacks one package."""
     tail = ["install", "--no-deps", "--target", str(target), PACKAGE]
-    if shutil.which("uv"):
-        return ["uv", "pip", *tail[:1], "--python", sys.executable, "--quiet", *tail[1:]]
+    uv = shutil.which(os.environ.get("UV") or "uv")
+    if uv:
+        return [uv, "pip", *tail[:1], "--python", sys.executable, "--quiet", *tail[1:]]
     quiet = ["--quiet", "--disable-pip-version-check"]
     if _has_pip():
         return [sys.executable, "-m", "pip", *tail[:1], *quiet, *tail[1:]]
