@@ -1,6 +1,7 @@
 """``make bench-control``: SUPERSEDE call to UNPUBLISHABLE without an engine, 1 and 64 gates.
 
-Everything real but the engine: Valkey with ``appendfsync always``, the sidecar as its own process, each
+Everything real but the engine: Valkey with ``appendfsync always``, the sidecar as its own
+process, each
 gate attached over the Unix socket with the product's client (64 gates in four processes). A call is
 timed at its caller, from the request to the UNPUBLISHABLE event. Baselines in the same run: a bare
 compare-and-set over the same Valkey socket, and one gRPC ping to the same sidecar. The calls are a
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -27,9 +29,10 @@ import redis.asyncio
 from rich.console import Console
 
 from bench.report import Baseline, Row, measured, p50, p99, write
-from retire.protocol.versions import ScopeKey
+from retire.protocol.codec import receipt_to_dict
+from retire.protocol.contract import Receipt, StopReason
+from retire.protocol.versions import ScopeKey, Version
 from retire.registry.embedded import EmbeddedServer
-from retire.sidecar import convert
 from retire.sidecar.client import Mutation, NodeClient
 from retire.sidecar.pb import node_pb2 as pb
 
@@ -116,7 +119,7 @@ def running(module: str, *arguments: str, env: dict[str, str] | None = None) -> 
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 async def ready(client: NodeClient, count: int) -> None:
@@ -135,19 +138,34 @@ async def unpublishable_ms(client: NodeClient, key: ScopeKey, calls: int) -> lis
     version = (await client.join(key)).version
     samples: list[float] = []
     for n in range(calls + WARM_UP):
-        start = time.perf_counter()
-        took, gates_seen = 0.0, 0
-        async for event in client.supersede(key, Mutation(version, f"{key.scope}-{n}")):
-            if event.WhichOneof("event") == "committed":
-                version = convert.version_from(event.committed.to)
-            elif event.WhichOneof("event") == "unpublishable":
-                took = (time.perf_counter() - start) * 1e3
-                gates_seen = sum(g.outcome == "acked" for g in event.unpublishable.gates)
-        assert gates_seen, f"a supersede was acknowledged without a gate, after {took:.0f} ms"
+        took = await supersede(client, key, Mutation(version, f"{key.scope}-{n}"))
+        await report(client, key, version)
+        version = version.next_epoch()
         if n >= WARM_UP:
             samples.append(took)
         await asyncio.sleep(PAUSE_S)
     return samples
+
+
+async def supersede(client: NodeClient, key: ScopeKey, mutation: Mutation) -> float:
+    """One call, read to its end; milliseconds to UNPUBLISHABLE."""
+    start, took = time.perf_counter(), 0.0
+    async for event in client.supersede(key, mutation, driver=True):
+        if event.WhichOneof("event") == "unpublishable":
+            took = (time.perf_counter() - start) * 1e3
+            outcomes = [gate.outcome for gate in event.unpublishable.gates]
+            assert outcomes, "a supersede was acknowledged without a gate"
+            assert "lease_ended" not in outcomes, f"a gate did not ack in {took:.0f} ms"
+    return took
+
+
+async def report(client: NodeClient, key: ScopeKey, old: Version) -> None:
+    """The API process admitted a successor: the transition is over."""
+    new = old.next_epoch()
+    reason = StopReason.NO_PREDECESSOR
+    receipt = Receipt(key, old, new, {}, stop_reason=reason, successor_request_id="none")
+    text = json.dumps(receipt_to_dict(receipt))
+    await client.report(key, new, receipt_json=text, idempotency_key="")
 
 
 async def timed(step: Callable[[int], object], calls: int) -> AsyncIterator[float]:
@@ -205,7 +223,11 @@ def rows(samples: Samples) -> list[Row]:
         for label, rank in (("p50", p50), ("p99", p99)):
             found.append(
                 measured(
-                    f"control.{name}.{label}", samples[name], statistic=rank, baseline=cas, unit="ms"
+                    f"control.{name}.{label}",
+                    samples[name],
+                    statistic=rank,
+                    baseline=cas,
+                    unit="ms",
                 )
             )
     for name in ("cas_ms", "ping_ms"):
@@ -218,8 +240,10 @@ def rows(samples: Samples) -> list[Row]:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=CALLS, help="timed calls of each kind (>= 300)")
+    parser = argparse.ArgumentParser(description="SUPERSEDE to UNPUBLISHABLE")
+    parser.add_argument(
+        "--calls", type=int, default=CALLS, help="timed calls of each kind (>= 300)"
+    )
     parser.add_argument("--hold", nargs=3, metavar=("SOCKET", "FIRST", "COUNT"), help="internal")
     options = parser.parse_args()
     if options.hold:

@@ -12,8 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
 
-from retire.registry.embedded import EmbeddedServer
 from sidecar_world import Sidecar
+
+from retire.registry.embedded import EmbeddedServer
 
 
 @pytest.fixture
@@ -59,8 +60,6 @@ def start_at(folder: Path) -> Iterator[Callable[..., Sidecar]]:
 
 
 @pytest.fixture
-def start(
-    registry: EmbeddedServer, start_at: Callable[..., Sidecar]
-) -> Callable[..., Sidecar]:
+def start(registry: EmbeddedServer, start_at: Callable[..., Sidecar]) -> Callable[..., Sidecar]:
     """The same on the test's registry."""
     return lambda node="a", **env: start_at(registry.url, node, **env)

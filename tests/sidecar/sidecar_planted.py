@@ -1,8 +1,8 @@
 """The sidecar with something wrong planted in it, for negative controls. Never part of the product.
 
-``RETIRE_TEST_STALL=<file>``: while the file exists the tenants' streams deliver nothing (a network that
-loses one connection). ``RETIRE_TEST_PLANT=no-catch-up``: renewals are taken as if nothing had to be
-applied first.
+``RETIRE_TEST_STALL=<file>``: while the file exists the tenants' streams deliver nothing (a network
+that loses one connection). ``RETIRE_TEST_PLANT=no-catch-up``: renewals are taken as if nothing had
+to be applied first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A node for the sidecar's tests: the real process, and gates that attach to it like API processes."""
+"""A node for the sidecar's tests: the real process, and gates that attach to it like API
+processes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Sidecar:
     def start(self) -> Sidecar:
         planted = Path(__file__).with_name("sidecar_planted.py")
         with self.log.open("ab") as log:
-            what = [str(planted)] if "RETIRE_TEST_STALL" in self.env else ["-m", "retire.sidecar.main"]
+            what = (
+                [str(planted)] if "RETIRE_TEST_STALL" in self.env else ["-m", "retire.sidecar.main"]
+            )
             command = [sys.executable, *what]
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
         return self
@@ -91,7 +95,9 @@ async def _status(client: NodeClient) -> pb.StatusReply | None:
     return None
 
 
-async def eventually(ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], s: float) -> Any:
+async def eventually(
+    ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], s: float
+) -> Any:
     """Ask again until the answer holds; fails after ``s`` seconds, showing the last answer."""
     end, answer = time.monotonic() + s, None
     while time.monotonic() < end:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sidecar_world import LEASE_S, Gate, Sidecar, Story
 
 from retire.protocol.history import Published, in_order
 from retire.protocol.invariants import check
@@ -15,7 +16,6 @@ from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar import convert
 from retire.sidecar.client import Joined
 from retire.telemetry.history import History, read
-from sidecar_world import LEASE_S, Gate, Sidecar, Story
 
 KEY = ScopeKey("acme", "control")
 FIRST = Version(1, 0)

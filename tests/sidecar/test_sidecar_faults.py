@@ -1,4 +1,6 @@
-"""The registry and the sidecar itself lost, stopped, killed, emptied: closed in time, never back."""
+"""The registry and the sidecar itself lost, stopped, killed, emptied: closed in time, never
+back.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from sidecar_world import LEASE_S, Gate, Sidecar, Story, eventually
 
 from retire.mailbox import GateState
 from retire.protocol.errors import RetireError, TermMismatch, Unavailable, VersionConflict
@@ -19,7 +22,6 @@ from retire.registry.client import AsyncRegistry
 from retire.registry.embedded import EmbeddedServer
 from retire.sidecar import convert
 from retire.sidecar.pb import node_pb2 as pb
-from sidecar_world import LEASE_S, Gate, Sidecar, Story, eventually
 
 KEY = ScopeKey("acme", "story")
 FIRST = Version(1, 0)
@@ -88,9 +90,7 @@ async def test_a_killed_registry_comes_back_with_its_data(
         assert (await story.supersede(Version(1, 1))).to == Version(1, 2)
 
 
-async def test_a_registry_that_is_absent_at_start(
-    folder: Path, start_at: Callable[..., Sidecar]
-):
+async def test_a_registry_that_is_absent_at_start(folder: Path, start_at: Callable[..., Sidecar]):
     """It is named in the log, health stays off, and the node comes up when the registry does."""
     server = EmbeddedServer(folder / "registry")
     sidecar = start_at(server.url)

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sidecar_world import Gate, Sidecar, Story, eventually
 
 from retire.mailbox import MailboxWriter
 from retire.protocol import codec
@@ -27,13 +28,14 @@ from retire.sidecar import convert, status
 from retire.sidecar.client import NodeClient
 from retire.sidecar.config import Settings
 from retire.sidecar.pb import node_pb2 as pb
-from sidecar_world import Gate, Sidecar, Story, eventually
 
 FIRST = Version(1, 0)
 
 
 async def test_health_waits_for_a_gate(start: Callable[..., Sidecar]):
-    """NOT_SERVING while no API process is attached or its seams are off; SERVING after; and back."""
+    """NOT_SERVING while no API process is attached or its seams are off; SERVING after; and
+    back.
+    """
     sidecar = start()
     held = await sidecar.until_held()
     assert not held.ready and "no engine API process" in held.not_ready_reason
@@ -68,7 +70,9 @@ async def test_files_are_the_owner_s_alone(calm: Sidecar):
 
 
 async def test_watchers_catch_up(calm: Sidecar):
-    """A watcher that comes back with its last sequence number misses nothing and repeats nothing."""
+    """A watcher that comes back with its last sequence number misses nothing and repeats
+    nothing.
+    """
     await calm.until_held()
     async with Gate(calm) as gate:
         story = Story(gate.client, ScopeKey("watch", "w"))
@@ -90,7 +94,9 @@ async def test_watchers_catch_up(calm: Sidecar):
 
 
 async def test_a_driver_completes_the_receipt(calm: Sidecar):
-    """With a driver the journal shows the reported receipt, once; Inspect keeps the last sixteen."""
+    """With a driver the journal shows the reported receipt, once; Inspect keeps the last
+    sixteen.
+    """
     await calm.until_held()
     async with Gate(calm) as gate:
         story = Story(gate.client, ScopeKey("driver", "d"))
@@ -188,9 +194,7 @@ async def _prepare(folder: Path, registry: EmbeddedServer, keys: list[ScopeKey])
     writer.detach()
 
 
-async def test_quotas_are_owned_and_pushed(
-    start: Callable[..., Sidecar], registry: EmbeddedServer
-):
+async def test_quotas_are_owned_and_pushed(start: Callable[..., Sidecar], registry: EmbeddedServer):
     """The first node reserves the tenant's quota, the second gets nothing: explicitly zero."""
     a = start("a", RETIRE_PIN_QUOTA_BLOCKS="64")
     await a.until_held()

@@ -1,4 +1,6 @@
-"""Two nodes on one registry with a scope live on both: barriers, leases, kills and stops, measured."""
+"""Two nodes on one registry with a scope live on both: barriers, leases, kills and stops,
+measured.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest_asyncio
+from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
 
 from retire.mailbox import GateState
 from retire.protocol.contract import Contract, Inherit
@@ -19,7 +22,6 @@ from retire.registry.embedded import EmbeddedServer
 from retire.sidecar import convert
 from retire.sidecar.client import Joined
 from retire.sidecar.pb import node_pb2 as pb
-from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
 
 KEY = ScopeKey("acme", "shared")
 FIRST = Version(1, 0)
@@ -106,8 +108,10 @@ async def test_a_killed_node_is_waited_for_exactly_its_lease(pair: Pair):
     deadline_s = killed_s + pair.gate_b._mailbox().lease_left_ns() / 1e9
     answers = await collected(events)
     acknowledged_s = answers.at_s["unpublishable"]
-    print(f"lease ended {deadline_s - killed_s:.3f} s after the kill, "
-          f"acknowledged {acknowledged_s - deadline_s:+.3f} s later")
+    print(
+        f"lease ended {deadline_s - killed_s:.3f} s after the kill, "
+        f"acknowledged {acknowledged_s - deadline_s:+.3f} s later"
+    )
     assert answers.outcomes == {"a/g1": "acked", "b": "lease_ended"}
     assert deadline_s <= acknowledged_s < deadline_s + 0.7
     assert not pair.gate_b.may_publish(pair.on_b.slot)
@@ -115,7 +119,9 @@ async def test_a_killed_node_is_waited_for_exactly_its_lease(pair: Pair):
 
 
 async def test_a_node_dead_before_the_commit_still_has_its_lease(pair: Pair):
-    """Killed before the commit: its processes may publish until the deadline, so it is waited for."""
+    """Killed before the commit: its processes may publish until the deadline, so it is waited
+    for.
+    """
     pair.b.kill()
     assert pair.gate_b.may_publish(pair.on_b.slot)
     events = pair.story.events(FIRST)
@@ -174,9 +180,7 @@ async def test_a_child_scope_on_the_other_node_moves_with_its_parent(
     assert convert.version_from(view.version) == Version(1, 1)
 
 
-async def test_a_child_on_the_same_host_holds_up_its_parent(
-    pair: Pair, registry: EmbeddedServer
-):
+async def test_a_child_on_the_same_host_holds_up_its_parent(pair: Pair, registry: EmbeddedServer):
     """A supersede of a parent is acknowledged after the child's barrier on the committer's host."""
     child = ScopeKey("acme", "child")
     client = AsyncRegistry(registry.url)

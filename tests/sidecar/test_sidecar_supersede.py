@@ -1,4 +1,6 @@
-"""One node, real Valkey, real gRPC over the Unix socket: the answers of a Supersede and its relatives."""
+"""One node, real Valkey, real gRPC over the Unix socket: the answers of a Supersede and its
+relatives.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
+from sidecar_world import Gate, Sidecar, Story, collected
 
 from retire.protocol import codec
 from retire.protocol.errors import (
@@ -21,7 +24,6 @@ from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar import convert
 from retire.sidecar.client import Mutation, _stream, _unary
 from retire.sidecar.pb import node_pb2 as pb
-from sidecar_world import Gate, Sidecar, Story, collected
 
 FIRST = Version(1, 0)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -40,7 +42,9 @@ def key(request: pytest.FixtureRequest) -> ScopeKey:
 
 
 async def test_three_answers_and_a_closed_old_gate(gate: Gate, key: ScopeKey):
-    """Committed, unpublishable, fenced in order; from then on only the successor's slot publishes."""
+    """Committed, unpublishable, fenced in order; from then on only the successor's slot
+    publishes.
+    """
     story = Story(gate.client, key)
     joined = await story.join()
     assert joined.created and joined.version == FIRST and gate.may_publish(joined.slot)
@@ -54,7 +58,9 @@ async def test_three_answers_and_a_closed_old_gate(gate: Gate, key: ScopeKey):
     assert len(gate.fences) == 1 and not gate.fences[0].terminal
 
 
-async def test_no_gate_of_the_host_publishes_before_the_caller_hears_of_the_commit(gate: Gate, key: ScopeKey):
+async def test_no_gate_of_the_host_publishes_before_the_caller_hears_of_the_commit(
+    gate: Gate, key: ScopeKey
+):
     """The mailbox is switched at COMMIT: even a gate that never acks is closed by then."""
     story = Story(gate.client, key)
     joined = await story.join()
@@ -265,7 +271,10 @@ async def test_join_names_the_current_version(gate: Gate, key: ScopeKey):
     [
         (pb.SupersedeRequest(), "idempotency_key"),
         (pb.SupersedeRequest(idempotency_key="k"), "tenant"),
-        (pb.SupersedeRequest(idempotency_key="k", key=pb.ScopeKey(tenant="acme", scope="s")), "exp"),
+        (
+            pb.SupersedeRequest(idempotency_key="k", key=pb.ScopeKey(tenant="acme", scope="s")),
+            "exp",
+        ),
     ],
 )
 async def test_bad_requests_name_the_field(gate: Gate, request_: pb.SupersedeRequest, field: str):

@@ -1,4 +1,5 @@
-"""Effects that answer calls: committed, unpublishable, fenced, refused; and the receipts they end in.
+"""Effects that answer calls: committed, unpublishable, fenced, refused; and the receipts they
+end in.
 
 Executes, never decides. Must never touch a gate.
 """
@@ -58,7 +59,9 @@ class Answers:
             timer.cancel()
 
     def publish_receipt(self, key: ScopeKey, receipt: StoredReceipt, *, line: Transition) -> None:
-        """Keep a finished receipt here, in the journal, and in the registry for replays anywhere."""
+        """Keep a finished receipt here, in the journal, and in the registry for replays
+        anywhere.
+        """
         entry = self._ports.scopes.find(key)
         if entry is not None:
             self._ports.scopes.keep_receipt(entry, receipt)
@@ -140,7 +143,7 @@ class Answers:
         match effect.refusal:
             case ev.Refusal.TERM_MISMATCH:
                 return errors.TermMismatch(
-                    f"the registry was rebuilt; scope {call.key.scope!r} is at {entry.state.version}"
+                    f"the registry was rebuilt: {call.key.scope!r} is at {entry.state.version}"
                 )
             case ev.Refusal.UNAVAILABLE:
                 return errors.RegistryUnavailable("the registry does not answer; retry later")

@@ -1,13 +1,13 @@
 """Who made a commit and under which contract: the text a commit carries in its ``by`` field.
 
-The registry stores it as it is; other nodes read it from the tenant's stream, because they fence their
-engines under the same contract. Pure.
+The registry stores it as it is; other nodes read it from the tenant's stream, because they
+fence their engines under the same contract. Pure.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retire.protocol.contract import Contract, Equivalence, Inherit, Tier
 
@@ -18,7 +18,7 @@ class Author:
 
     node: str
     call: str = ""
-    contract: Contract = Contract()
+    contract: Contract = field(default_factory=Contract)
     traceparent: str = ""
 
     def encode(self) -> str:
@@ -38,7 +38,9 @@ class Author:
 
     @classmethod
     def decode(cls, text: str) -> Author:
-        """Read :meth:`encode`; text of another origin (an operator's tool) is taken as a node name."""
+        """Read :meth:`encode`; text of another origin (an operator's tool) is taken as a node
+        name.
+        """
         try:
             body = json.loads(text)
             found = body.get("contract")

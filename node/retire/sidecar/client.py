@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 _REATTACH_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - missing from the type stubs
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.use_local_subchannel_pool", 1),
@@ -61,7 +62,9 @@ class Mutation:
 
 
 class GateHandler(Protocol):
-    """What an API process does when the sidecar commands it. Handlers may raise; the text is sent."""
+    """What an API process does when the sidecar commands it. Handlers may raise; the text is
+    sent.
+    """
 
     async def switch(self, command: pb.Switch) -> dict[str, int]:
         """End every stream of an older stamp; pass a barrier through the event loop; then return
@@ -186,7 +189,9 @@ class NodeClient:
         *,
         on_welcome: Callable[[pb.Welcome], None],
     ) -> None:
-        """Serve commands until cancelled; reattaches with a fresh ``hello()`` when the sidecar returns."""
+        """Serve commands until cancelled; reattaches with a fresh ``hello()`` when the sidecar
+        returns.
+        """
         attempt = 0
         while True:
             try:
@@ -210,7 +215,7 @@ async def _serve_link(
     writing = asyncio.Lock()
     running: set[asyncio.Task[None]] = set()
     try:
-        while (command := await call.read()) is not grpc.aio.EOF:
+        while (command := await call.read()) is not _EOF:
             match command.WhichOneof("body"):
                 case "welcome":
                     on_welcome(command.welcome)

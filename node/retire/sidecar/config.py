@@ -26,7 +26,9 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """mTLS material of the TCP listener: PEM files; clients must present a certificate of ``ca``."""
+    """mTLS material of the TCP listener: PEM files; clients must present a certificate of
+    ``ca``.
+    """
 
     cert: Path
     key: Path

@@ -204,7 +204,9 @@ class Driver:
             self.gates.say_ack(call.key, commit.to_version)
 
     def observe_children(self, key: ScopeKey, version: Version, moved: Moved) -> Group | None:
-        """Apply a commit to the descendants joined here; the group they form with the scope itself."""
+        """Apply a commit to the descendants joined here; the group they form with the scope
+        itself.
+        """
         ahead = [(child, to) for child, to in moved.children if self._is_behind(child, to)]
         if not ahead:
             return None

@@ -52,7 +52,9 @@ class Follower:
         self.tenant = tenant
 
     async def run(self, after: str) -> None:
-        """Apply every event past ``after``; ends by ``tenants.on_lost`` when the stream is another."""
+        """Apply every event past ``after``; ends by ``tenants.on_lost`` when the stream is
+        another.
+        """
         while True:
             try:
                 async for event in self._ports.registry.events(self.tenant, after=after):

@@ -98,7 +98,9 @@ async def inspect(links: Links, key: ScopeKey, *, wait_s: float) -> list[pb.Insp
 
 
 async def live_scopes(links: Links, keys: list[ScopeKey], *, wait_s: float) -> set[ScopeKey]:
-    """Those of ``keys`` that have a live request somewhere on this node, or where nobody can tell."""
+    """Those of ``keys`` that have a live request somewhere on this node, or where nobody can
+    tell.
+    """
     live: set[ScopeKey] = set()
     for key in keys:
         replies = await inspect(links, key, wait_s=wait_s)

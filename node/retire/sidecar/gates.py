@@ -64,8 +64,8 @@ class GateEffects:
     def remote(self, commit: Commit) -> tuple[ev.Gate, ...]:
         """The other gates of a commit, each with what was left of its lease.
 
-        The newest boot of another node acks as that node. An older boot, of this node too, and leases
-        of an older term ("*") can only run out.
+        The newest boot of another node acks as that node. An older boot, of this node too, and
+        leases of an older term ("*") can only run out.
         """
         own = self._ports.identity
         newest = {v.node: v.boot_id for v in sorted(commit.gates, key=lambda v: v.expires_in_s)}
@@ -217,7 +217,9 @@ class GateEffects:
             self._ack(key, version, "")
 
     def say_ack(self, key: ScopeKey, version: Version) -> None:
-        """Other nodes turned out to be gates: a replay of this commit elsewhere waits for our ack."""
+        """Other nodes turned out to be gates: a replay of this commit elsewhere waits for our
+        ack.
+        """
         track = self._ports.tracks.find(key, version)
         if track is not None and track.unsaid:
             track.unsaid = False

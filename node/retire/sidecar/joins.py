@@ -33,7 +33,8 @@ _FREED_AT_ONCE: Final = 64
 
 
 class Joining:
-    """Scopes whose join is under way: commits seen meanwhile are applied again once the slot is open.
+    """Scopes whose join is under way: commits seen meanwhile are applied again once the slot is
+    open.
 
     Without it a commit between the registry's answer and the slot would be lost to this node.
     """
@@ -69,7 +70,8 @@ class Joins:
     async def join(self, key: ScopeKey, version: Version | None) -> tuple[Entry, bool]:
         """The joined scope and whether it was created now. A known scope answers from memory.
 
-        Raises VersionConflict when ``version`` is given and is not current, ScopeClosed when cancelled.
+        Raises VersionConflict when ``version`` is given and is not current, ScopeClosed when
+        cancelled.
         """
         entry, created = self._ports.scopes.find(key), False
         if entry is None:
@@ -137,9 +139,11 @@ class Joins:
         return self._ports.scopes.add(learned.state, self._ports.clock())
 
     async def free_idle(self) -> None:
-        """Give up the slots of scopes nobody asked for within the idle time; CapacityExceeded if none.
+        """Give up the slots of scopes nobody asked for within the idle time; CapacityExceeded
+        if none.
 
-        A scope with a live request at any API process keeps its slot, however long ago it was joined.
+        A scope with a live request at any API process keeps its slot, however long ago it was
+        joined.
         """
         settings = self._ports.settings
         before_s = self._ports.clock() - settings.idle_ttl_s

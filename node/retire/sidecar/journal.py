@@ -1,6 +1,8 @@
-"""The transitions this node has seen, for WatchTransitions: a bounded ring that readers catch up on.
+"""The transitions this node has seen, for WatchTransitions: a bounded ring that readers catch
+up on.
 
-Sequence numbers start at the wall clock in microseconds, so they rise across restarts too. Memory only.
+Sequence numbers start at the wall clock in microseconds, so they rise across restarts too.
+Memory only.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Journal:
         self._grown = asyncio.Event()
 
     async def watch(self, tenant: str, *, after: int) -> AsyncIterator[pb.TransitionRecord]:
-        """Records past ``after`` (0: from now on), then new ones, without end; "" is every tenant."""
+        """Records past ``after`` (0: from now on), then new ones, without end; "" is every
+        tenant.
+        """
         position = after or self._sequence
         while True:
             grown = self._grown

@@ -84,7 +84,8 @@ class SwitchRound:
     """One Switch to a set of links: settled when each has acked, detached or run out of its lease.
 
     Why a silent process counts as ended after the lease: the mailbox was switched before the round
-    began, so whatever the process does next starts with a refused check. Only a frame that had passed
+    began, so whatever the process does next starts with a refused check. Only a frame that had
+    passed
     its check and was not yet handed to the transport is open, and a process stopped in between is
     bounded like a node that was cut off: by the publish lease. A detached process (its Unix socket
     closes only with the process, or by its own doing after its streams) cannot publish at all.

@@ -113,7 +113,7 @@ def _log_format(arguments: Sequence[str], settings: Settings) -> str:
 
 def _runner():
     try:
-        import uvloop  # noqa: PLC0415
+        import uvloop  # noqa: PLC0415 - optional
     except ImportError:
         return asyncio.run
     return uvloop.run

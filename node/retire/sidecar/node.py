@@ -5,6 +5,7 @@ Checks requests and joins scopes before the driver sees them. Must never decide 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -168,8 +169,7 @@ class Node:
 
 def _digest(request: pb.SupersedeRequest | pb.ScopeRequest) -> str:
     """Callers without a body of their own: the contract and the expected version are the body."""
-    bare = type(request)()
-    bare.CopyFrom(request)
+    bare = copy.deepcopy(request)
     for field in ("idempotency_key", "traceparent"):
         bare.ClearField(field)
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()

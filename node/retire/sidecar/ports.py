@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Identity:
-    """Who this node is to the registry. ``term`` and ``boot_id`` change in a rebuild or re-entry."""
+    """Who this node is to the registry. ``term`` and ``boot_id`` change in a rebuild or
+    re-entry.
+    """
 
     node: str
     boot_id: str  # the mailbox file's, so that a restart on the same file is the same boot

@@ -1,4 +1,5 @@
-"""The node's share of each tenant's pin quota: an owned reservation, renewed, pushed to the engines.
+"""The node's share of each tenant's pin quota: an owned reservation, renewed, pushed to the
+engines.
 
 Must never pin or count blocks: the engine's ledger does, within what it is told here.
 """

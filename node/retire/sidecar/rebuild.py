@@ -1,6 +1,7 @@
 """The registry is not the one we knew: find the term, write what is lost anew, enter it again.
 
-Standalone form (design, section 4): the term comes from a TermAuthority, the scopes from this node's
+Standalone form (design, section 4): the term comes from a TermAuthority, the scopes from this
+node's
 own inventory. Every token of a lower term is refused from then on. Must never lower a version.
 """
 
@@ -44,7 +45,9 @@ _SETTLE_MARGIN: Final = 1.1  # clocks run apart; see protocol.gate.DRIFT_MARGIN
 
 
 class Rebuild:
-    """Re-entry into the registry: after a restart, after its loss, after another node rebuilt it."""
+    """Re-entry into the registry: after a restart, after its loss, after another node rebuilt
+    it.
+    """
 
     def __init__(
         self,
@@ -189,7 +192,9 @@ class Rebuild:
         await registry.hello(tenant, term=own.term)
 
     async def _rejoin(self, entry: Entry) -> None:
-        """Join again and move to the registry's version; TermMismatch when the registry is behind."""
+        """Join again and move to the registry's version; TermMismatch when the registry is
+        behind.
+        """
         own, registry = self._ports.identity, self._ports.registry
         key, version = entry.state.key, entry.state.version
         assert version is not None

@@ -1,4 +1,6 @@
-"""Builds the receipt of a call from its answers, for callers without a driver of their own (C8). Pure."""
+"""Builds the receipt of a call from its answers, for callers without a driver of their own
+(C8). Pure.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from retire.protocol.errors import InvalidField, RetireError
 from retire.sidecar import convert, status
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from retire.sidecar.node import Node
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
+_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - missing from the type stubs
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 2**20),  # a 1 MB scope name must reach its own error
     ("grpc.so_reuseport", 0),
@@ -153,7 +155,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         link = self._node.attach(hello)
         writer = asyncio.create_task(_pump(link, context))
         try:
-            while (report := await context.read()) is not grpc.aio.EOF:
+            while (report := await context.read()) is not _EOF:
                 self._node.links.receive(link, report)
         finally:
             writer.cancel()
@@ -163,7 +165,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         if not context.peer().startswith("unix:"):
             raise InvalidField("attach", context.peer(), "made over the node's Unix socket")
         first = await context.read()
-        if first is grpc.aio.EOF or first.WhichOneof("report") != "hello":
+        if first is _EOF or first.WhichOneof("report") != "hello":
             raise InvalidField("report.hello", None, "the first message of an Attach stream")
         if not first.hello.gate:
             raise InvalidField("hello.gate", "", "a name unique to this process start")
@@ -183,7 +185,7 @@ class Server:
     def __init__(self, node: Node, settings: Settings) -> None:
         self._node = node
         self._settings = settings
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
         self.port: int | None = None  # bound TCP port, once started with ``listen``
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -1,4 +1,5 @@
-"""Errors of the tree on the wire: gRPC status plus ``retire-error-bin`` (JSON) in trailing metadata.
+"""Errors of the tree on the wire: gRPC status plus ``retire-error-bin`` (JSON) in trailing
+metadata.
 
 The one place where an exception becomes a status and a status an exception. Must never decide.
 """

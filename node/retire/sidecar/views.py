@@ -1,4 +1,6 @@
-"""What Inspect, List and Status show: messages made from the tables. Pure; must never ask anybody."""
+"""What Inspect, List and Status show: messages made from the tables. Pure; must never ask
+anybody.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def scope_view(entry: Entry, *, node: str) -> pb.ScopeView:
 
 
 def live_view(view: pb.ScopeView, replies: list[pb.InspectReply]) -> pb.ScopeView:
-    """The same with what the API processes answered. Pins are the engine's: processes agree on them."""
+    """The same with what the API processes answered. Pins are the engine's: processes agree on
+    them.
+    """
     for reply in replies:
         view.requests.extend(reply.requests)
         view.pinned_blocks = max(view.pinned_blocks, reply.pinned_blocks)
