@@ -60,6 +60,23 @@ def test_errors_of_the_engine_keep_status_and_message(server, status, body, said
     assert raised.value.status == status
 
 
+def test_an_error_of_the_engine_in_a_stream_keeps_its_status(server, play) -> None:
+    """The stream began with 200; the error event names the status it would have had."""
+    wire = {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}
+    server.add("/v1/completions", play.Answer([play.chunk("a", "1.4"), play.event(wire)]))
+    with Retire(server.url) as client, pytest.raises(RequestRejected, match="HTTP 400: too long"):
+        list(client.scope("plan-7").complete("p"))
+
+
+def test_a_cancelled_stream_ends_as_a_closed_scope(server, play) -> None:
+    """The terminal event of a cancel is the same class as a call to the cancelled scope."""
+    wire = {"error": {"code": "cancelled", "message": "cancelled", "current": "1.5"}}
+    server.add("/v1/completions", play.Answer([play.chunk("a", "1.4"), play.event(wire)]))
+    with Retire(server.url) as client, pytest.raises(errors.ScopeClosed) as raised:
+        list(client.scope("plan-7").complete("p"))
+    assert raised.value.current == Version(1, 5)
+
+
 def test_a_superseded_error_needs_a_version() -> None:
     """An error that does not say which version ended cannot be believed."""
     with pytest.raises(StreamCorrupt):

@@ -14,13 +14,16 @@ Owns the mapping of wire errors to classes. Must never import httpx.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from retire.protocol import errors
 from retire.protocol.versions import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+CANCELLED: Final = "cancelled"  # how the stream of a scope ends that was cancelled meanwhile
 
 
 class Superseded(errors.RetireError):
@@ -93,7 +96,8 @@ def error_of(
         kind = errors.Unavailable if status == errors.Unavailable.http_status else None
     message = str(wire.get("message") or f"no message; body {str(body)[:200]!r}")
     if kind is None:
-        return RequestRejected(status, message, body)
+        # In a stream the status line was 200 long ago: the engine's own error names its status.
+        return RequestRejected(code if isinstance(code, int) else status, message, body)
     return _restored(kind, message, wire, retry_after_s)
 
 
@@ -138,7 +142,7 @@ def _version(value: object) -> Version | None:
 
 
 def _by_code() -> dict[str, type[errors.RetireError]]:
-    return {kind.code: kind for kind in _tree(errors.RetireError)}
+    return {kind.code: kind for kind in _tree(errors.RetireError)} | {CANCELLED: errors.ScopeClosed}
 
 
 def _tree(kind: type[errors.RetireError]) -> Iterator[type[errors.RetireError]]:
