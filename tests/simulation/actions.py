@@ -333,10 +333,14 @@ def _admit(s: Scene, k: int) -> None:
     s.feed(i, SuccessorAdmitted(version, "r"))
 
 
+def _issued(s: Scene, i: int, version: Version) -> CertificateIssued | None:
+    return next(iter(s.facts.certificates.get((f"n{i}", KEY, version), ())), None)
+
+
 def _build_table(s: Scene, i: int, client: Client, version: Version) -> None:
     engine = s.nodes[i].engine
     fresh = (20 * version.term + 2 * version.epoch, 20 * version.term + 2 * version.epoch + 1)
-    shared = s.facts.certificates.get((f"n{i}", KEY, version))
+    shared = _issued(s, i, version)
     adopted: tuple[int, ...] = ()
     if client.tokens and shared is not None and _verified(client, version, shared):
         adopted = shared.blocks
@@ -555,11 +559,11 @@ def _registry_actions(world: World) -> Iterator[Act]:
 
 
 def _lose_registry(s: Scene) -> None:
-    """Back to an old snapshot: nothing of what was committed is left, nor any lease."""
+    """Back to an old snapshot: no commit is left, no lease, and nothing of the stream."""
     s.left[REGISTRY] -= 1
     s.registry = Registry(up=False, leased=(False,) * len(s.nodes), sequence=s.registry.sequence)
     for message in list(s.messages):
-        if isinstance(message, Request):
+        if not isinstance(message, Answer):
             s.messages.discard(message)
     for i in range(len(s.nodes)):
         s.feed(i, RegistryLost())
@@ -600,7 +604,7 @@ def _step_done(s: Scene, i: int) -> None:
     version = engine.writing
     assert version is not None
     blocks = dict(engine.tables).get(version, ())
-    shared = s.facts.certificates.get((f"n{i}", KEY, version))
+    shared = _issued(s, i, version)
     own = tuple(b for b in blocks if shared is None or b not in shared.blocks)
     s.record(Wrote(NOW, f"n{i}", KEY, version, own))
     s.engine(i, writing=None, written=engine.written | {version})

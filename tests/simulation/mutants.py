@@ -122,7 +122,7 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "certify while writers are open",
-        *_in(stages, "has_closed", "    if receipt is None:\n        return False", "    return True"),
+        *_in(stages, "has_closed", "receipt is not None and all(p.closed for p in receipt.participants)", "True"),
         bounds=Bounds(((SUPERSEDE, 0),), engine=True, nodes=1, fence_timeouts=1),
         rule="C2.writer_open",
     ),
@@ -136,7 +136,7 @@ WORLD_MUTANTS = [
         "retention of a superseded version frees what the newest one certified",
         *_in(stages, "_change_one", " if newest:", ":"),
         bounds=Bounds(((SUPERSEDE, 0), (SUPERSEDE, 0)), engine=True, nodes=1),
-        rule="C2.freed",
+        rule="5.3.pinned_until_adopted",
     ),
     Mutant(
         "a second supersede forgets the first one's caller",

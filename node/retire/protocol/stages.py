@@ -160,11 +160,12 @@ def _without_late(state: ScopeState, t: Transition) -> Transition:
 
 
 def has_closed(state: ScopeState, t: Transition, node: str) -> bool:
-    """The node's KV may be inherited: it gave its receipt in time, and closed every writer."""
+    """The node's KV may be inherited: it gave its receipt in time, and closed every writer.
+
+    No participants means that nothing was running: what ended by itself is written.
+    """
     receipt = None if node in t.missing else state.receipt(node, t.to_version)
-    if receipt is None:
-        return False
-    return bool(receipt.participants) and all(p.closed for p in receipt.participants)
+    return receipt is not None and all(p.closed for p in receipt.participants)
 
 
 def settle(state: ScopeState) -> tuple[ScopeState, tuple[Effect, ...]]:

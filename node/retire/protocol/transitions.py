@@ -23,7 +23,7 @@ Events about the scope, by phase. "busy" is any of ADVANCING .. RECLAIMING; -- i
 | NodeLost               | --      | voids its receipts and memory      | same                     |
 
 Events about one transition, by its stage. To one that is over: no effect.
-"none": no successor will come. Certified with tokens needs the timely receipt of the node, all writers closed.
+"none": no successor will come. Certified with tokens needs the node's receipt, writers closed.
 
 | event             | ADVANCING | FENCING        | ALIGNING   | RESUMING   | RECLAIMING        |
 | ----------------- | --------- | -------------- | ---------- | ---------- | ----------------- |

@@ -75,6 +75,8 @@ class ScopeKey:
             raise InvalidField("scope", self.scope, f"1 to {SCOPE_BYTES_MAX} bytes of UTF-8")
         if not self.scope.isprintable():
             raise InvalidField("scope", self.scope, "printable characters only")
+        if self.scope in (".", ".."):
+            raise InvalidField("scope", self.scope, "no dot segment: it would vanish from a URL")
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.scope}"
