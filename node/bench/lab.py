@@ -188,6 +188,15 @@ class Lab:
         finally:
             del self.core.model_executor.execute_model
 
+    @contextlib.contextmanager
+    def during_forward(self, event: Callable[[], Any]) -> Iterator[None]:
+        """Run ``event`` in the next step's forward pass, once its launch was allowed."""
+        hook = self._runner.model.register_forward_pre_hook(lambda *args: event() and None)
+        try:
+            yield
+        finally:
+            hook.remove()
+
     @property
     def _runner(self) -> Any:
         return self.core.model_executor.driver_worker.worker.model_runner

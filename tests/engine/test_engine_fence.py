@@ -55,12 +55,28 @@ def test_a_token_computed_before_advance_but_not_taken_yet_is_not_emitted(lab: L
 def test_gates_off_the_token_appears(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """NEGATIVE CONTROL of the two tests above: without the sweep late tokens come out."""
     monkeypatch.setattr(lab.scheduler, "retire_stale", lambda: None)
-    monkeypatch.setattr(runner, "_allowed", lambda model_runner: False)
+    monkeypatch.setattr(runner, "may_abandon", lambda config: False)
+    monkeypatch.setattr(runner.Stale, "clear", lambda *args: None)
     old = lab.submit("old", OLD[:64], lab.tag(lab.key), max_tokens=10)
     lab.run(lambda: len(old.tokens) >= 4)
     lab.advance(lab.key)
     lab.run()
     assert len(old.tokens) > 4
+
+
+def test_the_worker_itself_drops_what_was_superseded_during_the_forward(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G0: with the scheduler's gate off, a token superseded in mid-forward still does not come out."""
+    monkeypatch.setattr(lab.scheduler, "retire_stale", lambda: None)
+    old = lab.submit("old", OLD[:64], lab.tag(lab.key), max_tokens=100)
+    lab.run(lambda: len(old.tokens) >= 4)
+    with lab.during_forward(lambda: lab.advance(lab.key)):
+        lab.step()
+    assert len(old.tokens) == 4
+    monkeypatch.undo()
+    lab.run()
+    assert (len(old.tokens), old.stop_reason) == (4, "superseded")
 
 
 def test_a_step_that_acts_for_nobody_is_not_launched(lab: Lab) -> None:

@@ -207,7 +207,8 @@ def test_random_interleavings_break_no_promise(world: World) -> None:
 def test_the_history_shows_what_is_broken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """NEGATIVE CONTROL: with the sweep off, the same run breaks C1 and the checker says so."""
     monkeypatch.setattr(world.lab.scheduler, "retire_stale", lambda: None)
-    monkeypatch.setattr(runner, "_allowed", lambda model_runner: False)
+    monkeypatch.setattr(runner, "may_abandon", lambda config: False)
+    monkeypatch.setattr(runner.Stale, "clear", lambda *args: None)
     for _ in range(60):
         world.act(world.rng.choice(world.scopes))
     world.settle()

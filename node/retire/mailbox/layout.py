@@ -16,6 +16,8 @@ bytes                content
   56                 pid of the last writer (information only; the lock is ``flock``)
   64                 next serial, alone in its cache line
   128                publish deadline, CLOCK_MONOTONIC ns, alone in its cache line; 0: closed
+  192                changes: stored after a stamp has changed. A reader that finds it as it was
+                     need not look again at stamps checked since (it grants no authority)
 65536 .. 131071      progress lines: 1024 ranks of 64 bytes, written by workers (``progress.py``)
 131072 ..            slots: one 64-byte line each
   +0   w0 stamp      0: closed. THE word: a gate publishes only while it equals the gate's stamp
@@ -77,7 +79,8 @@ H_HOST_BOOT: Final = 5  # two words
 H_WRITER_PID: Final = 7
 H_NEXT_SERIAL: Final = 8
 H_DEADLINE: Final = 16
-HEADER_BYTES: Final = 136
+H_CHANGES: Final = 24
+HEADER_BYTES: Final = 200
 
 PROGRESS_OFFSET: Final = 1 << 16
 PROGRESS_BYTES: Final = 1 << 16

@@ -88,6 +88,10 @@ class MailboxView:
                 return Current(ref, Version.unpack(version), flags, generation, stop)
         return None
 
+    def changes(self) -> int:
+        """Equal to an earlier reading: every stamp checked after that reading is as it was."""
+        return self._words[layout.H_CHANGES]
+
     def changed_ns(self, index: int) -> int:
         """When the slot's stamp last changed, on CLOCK_MONOTONIC; 0: never. Information only."""
         return self._words[slot_word(index, layout.W_CHANGED)]

@@ -36,6 +36,7 @@ class MailboxWriter:
         self._freed = found.freed
         self._fresh = found.fresh  # slots from here on were never used
         self._words[layout.H_WRITER_PID] = os.getpid()
+        self._changed()  # the writer before may have died between a stamp and this word
 
     @classmethod
     def create(
@@ -115,6 +116,7 @@ class MailboxWriter:
         self._ref(index)
         self._store(slot_word(index, layout.W_STAMP), 0)
         self._store(slot_word(index, layout.W_CHANGED), time.monotonic_ns())
+        self._changed()
 
     def free(self, index: int) -> None:
         """Close the slot and let another scope have it, under another tenure."""
@@ -174,6 +176,7 @@ class MailboxWriter:
         self._store(slot_word(index, layout.W_GENERATION), generation)
         self._store(slot_word(index, layout.W_CHANGED), time.monotonic_ns())
         self._store(slot_word(index, layout.W_STAMP), stamp)
+        self._changed()
         return self._ref(index)
 
     def _take(self) -> int:
@@ -195,6 +198,10 @@ class MailboxWriter:
         serial = self._words[layout.H_NEXT_SERIAL]
         self._store(layout.H_NEXT_SERIAL, serial + 1)
         return serial
+
+    def _changed(self) -> None:
+        """Some stamp is another by now. Stored last, for readers that skip what has not changed."""
+        self._store(layout.H_CHANGES, (self._words[layout.H_CHANGES] + 1) & layout.WORD_MAX)
 
     def _ref(self, index: int) -> SlotRef:
         tenure = self._words[slot_word(index, layout.W_TENURE)] if 0 <= index < self.capacity else 0

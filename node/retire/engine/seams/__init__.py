@@ -1,1 +1,1 @@
-"""Where vLLM is opened: each file names its symbols, their status upstream and the versions tested."""
+"""Where vLLM is opened: each file names its symbols, upstream status and the versions tested."""

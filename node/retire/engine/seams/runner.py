@@ -1,4 +1,4 @@
-"""Seam: the model runner. A step in which nobody has authority any more is not launched.
+"""Seam: the model runner. Gate G0, and a step that acts for nobody is not launched.
 
 Wraps ``GPUModelRunner._model_forward`` (upstream: "can be overridden"), ``execute_model`` and
 ``sample_tokens`` of ``vllm.v1.worker.gpu_model_runner`` (CPUModelRunner inherits them). Tested on
@@ -30,7 +30,7 @@ class StepAbandoned(Exception):
     """Raised before the first kernel of a step and caught in ``execute_model``."""
 
 
-class _Stale:
+class Stale:
     """Decides, in the worker, whether a step still acts for anybody."""
 
     def __init__(self) -> None:
@@ -38,12 +38,19 @@ class _Stale:
 
     def whole_step(self, runner: Any, scheduler_output: Any) -> bool:
         """Whether every request of the step carries a tag that was superseded."""
-        if not scheduler_output.num_scheduled_tokens or not _allowed(runner):
+        if not scheduler_output.num_scheduled_tokens or not may_abandon(runner.vllm_config):
             return False
         return all(
             self._stale(runner.requests[request_id])
             for request_id in scheduler_output.num_scheduled_tokens
         )
+
+    def clear(self, runner: Any, output: Any) -> None:
+        """Gate G0: take the tokens of superseded requests out of a finished step's output."""
+        for row, request_id in enumerate(output.req_ids):
+            request = runner.requests.get(request_id)
+            if request is not None and self._stale(request):
+                output.sampled_token_ids[row] = []
 
     def _stale(self, request: Any) -> bool:
         tag = Tag.of(request.sampling_params)
@@ -54,8 +61,8 @@ class _Stale:
         return self._mailbox.gate(tag.slot) is GateState.STALE
 
 
-def _allowed(runner: Any) -> bool:
-    config = runner.vllm_config
+def may_abandon(config: Any) -> bool:
+    """Whether a ``VllmConfig`` is on the allow-list for steps that are not launched."""
     return (
         not config.scheduler_config.async_scheduling
         and config.parallel_config.pipeline_parallel_size == 1
@@ -72,7 +79,7 @@ def install() -> None:
 
     if getattr(GPUModelRunner.execute_model, "retire", False):
         return
-    stale = _Stale()
+    stale = Stale()
     forward, sample = GPUModelRunner._model_forward, GPUModelRunner.sample_tokens
     execute = GPUModelRunner.execute_model
 
@@ -94,10 +101,13 @@ def install() -> None:
 
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         stub = getattr(self, "_retire_stub", None)
-        if stub is None:
-            return sample(self, *args, **kwargs)
-        self._retire_stub = None
-        return stub
+        if stub is not None:
+            self._retire_stub = None
+            return stub
+        output = sample(self, *args, **kwargs)
+        if type(output) is ModelRunnerOutput and output.sampled_token_ids:
+            stale.clear(self, output)
+        return output
 
     execute_model.retire = True  # type: ignore[attr-defined]
     GPUModelRunner._model_forward = model_forward  # type: ignore[method-assign]

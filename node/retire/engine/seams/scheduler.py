@@ -29,7 +29,7 @@ from retire.engine.records import Ending
 from retire.engine.seams import identity
 from retire.engine.seams.core import request_state
 from retire.engine.seams.kv_cache import KvCache
-from retire.engine.seams.runner import ABANDONED
+from retire.engine.seams.runner import ABANDONED, may_abandon
 from retire.engine.tag import Tag
 from retire.mailbox import GateState, MailboxView, SlotFlags
 from retire.telemetry.history import History
@@ -69,9 +69,9 @@ class RetireSchedulerMixin:
         self.paused: set[str] = set()  # ids set aside: they keep blocks and authority
         self.quantum = _quantum(self.vllm_config)
         self._ended: list[Request] = []  # retired here: the front end is told in the next output
-        self._step_tokens: dict[
-            str, int
-        ] = {}  # of the step being processed: written, not yet counted
+        self._step: SchedulerOutput | None = None  # being processed: written, not counted yet
+        self._swept: int | None = None  # mailbox changes at the last sweep; None: sweep
+        self._records_writes = may_abandon(self.vllm_config) or self.chronicle.on
         self._writes: dict[
             int, dict[str, set[int]]
         ] = {}  # step -> scoped request -> blocks it writes
@@ -82,6 +82,10 @@ class RetireSchedulerMixin:
 
     def retire_stale(self) -> None:
         """Finish every request whose version was superseded; its blocks go to its successor."""
+        changes = self.mailbox.changes()
+        if changes == self._swept:
+            return
+        self._swept = changes
         stale = [
             request_id
             for request_id, tag in self.tags.items()
@@ -93,7 +97,7 @@ class RetireSchedulerMixin:
 
     def _record_closed(self, tag: Tag) -> None:
         """Between steps, or with the step just done, nothing of a stale version can write."""
-        if self.chronicle.on and (self._step_tokens or self._nothing_in_flight()):
+        if self.chronicle.on and (self._step is not None or self._nothing_in_flight()):
             current = self.mailbox.current(tag.slot.index, tag.slot.tenure)
             if current is not None:
                 self.chronicle.closed(tag.key, current.version)
@@ -134,7 +138,7 @@ class RetireSchedulerMixin:
 
     def _residual_ms(self, request: Request, tag: Tag) -> float | None:
         """From ADVANCE to the end of the old request's last step; None: none was running."""
-        if request.request_id not in self._step_tokens:
+        if self._step is None or request.request_id not in self._step.num_scheduled_tokens:
             return None
         advanced_ns = self.mailbox.changed_ns(tag.slot.index)
         return max(0.0, (time.monotonic_ns() - advanced_ns) / 1e6)
@@ -142,7 +146,9 @@ class RetireSchedulerMixin:
     def _frontier(self, request: Request) -> int:
         """Tokens whose KV is written for certain; un-hashes the blocks past it."""
         written = request.num_computed_tokens - request.num_in_flight_tokens
-        written += self._step_tokens.get(request.request_id, 0)
+        if self._step is not None:
+            drafts = self._step.scheduled_spec_decode_tokens.get(request.request_id, ())
+            written += self._step.num_scheduled_tokens.get(request.request_id, 0) - len(drafts)
         written = max(0, min(written, request.num_tokens))
         if self._abandoned:
             written = min(written, self.kv.first_of(request.request_id, self._abandoned))
@@ -166,6 +172,7 @@ class RetireSchedulerMixin:
                 self.chronicle.closed(tag.key, tag.version)
             self.chronicle.submitted(tag, request.request_id)
             self.tags[request.request_id] = tag
+            self._swept = None  # the new tag has not been looked at
             self.inheritance.align(request, tag)
         super().add_request(request)
         if tag is not None:
@@ -197,10 +204,8 @@ class RetireSchedulerMixin:
         self.retire_stale()
         self.inheritance.expire(time.monotonic())
         aside = self._set_aside()
-        config, threshold = (
-            self.scheduler_config,
-            self.scheduler_config.long_prefill_token_threshold,
-        )
+        config = self.scheduler_config
+        threshold = config.long_prefill_token_threshold
         if self.tags and (threshold == 0 or threshold > self.quantum):
             config.long_prefill_token_threshold = self.quantum
         try:
@@ -212,6 +217,20 @@ class RetireSchedulerMixin:
         return output
 
     def _after_schedule(self, output: SchedulerOutput) -> None:
+        for new in output.scheduled_new_reqs:
+            if new.req_id in self.tags:
+                self.inheritance.adopted(new.req_id, self.tags[new.req_id])
+        if self._records_writes:
+            self._record_writes(output)
+        if (
+            self._nothing_in_flight()
+            and output.total_num_scheduled_tokens == 0
+            and self._num_runnable()
+        ):
+            self._make_room()
+
+    def _record_writes(self, output: SchedulerOutput) -> None:
+        """By the step, not by the request: an abort may free a request while its step runs."""
         writes = {
             request_id: self.kv.written_by(
                 request_id, self.requests[request_id].num_computed_tokens - tokens
@@ -221,17 +240,8 @@ class RetireSchedulerMixin:
         }
         if writes:
             self._writes[id(output)] = writes
-        for new in output.scheduled_new_reqs:
-            if new.req_id in self.tags:
-                self.inheritance.adopted(new.req_id, self.tags[new.req_id])
         for request_id, blocks in writes.items() if self.chronicle.on else ():
             self.chronicle.scheduled(self.tags[request_id], request_id, blocks)
-        if (
-            self._nothing_in_flight()
-            and output.total_num_scheduled_tokens == 0
-            and self._num_runnable()
-        ):
-            self._make_room()
 
     def _set_aside(self) -> Aside | None:
         """Take paused requests out of the queues for one step; they keep their blocks."""
@@ -253,9 +263,8 @@ class RetireSchedulerMixin:
             return
         self.running = aside.running + self.running
         self.max_num_running_reqs += len(aside.running)
-        for queue, requests in zip(
-            (self.waiting, self.skipped_waiting), aside.waiting, strict=True
-        ):
+        queues = (self.waiting, self.skipped_waiting)
+        for queue, requests in zip(queues, aside.waiting, strict=True):
             for request in reversed(requests):
                 queue.prepend_request(request)
 
@@ -270,8 +279,8 @@ class RetireSchedulerMixin:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take a step's result for those that still have authority."""
-        writes = self._writes.pop(id(scheduler_output), None)
-        if writes is not None:
+        writes = self._writes.pop(id(scheduler_output), {})
+        if self.tags or writes:
             self._fence_step(scheduler_output, model_runner_output, writes)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._settle_awaiting()
@@ -288,10 +297,7 @@ class RetireSchedulerMixin:
         self, step: SchedulerOutput, result: ModelRunnerOutput, writes: dict[str, set[int]]
     ) -> None:
         """Gate G1: nothing of a stale request is appended, counted or emitted."""
-        self._step_tokens = {
-            request_id: tokens - len(step.scheduled_spec_decode_tokens.get(request_id, ()))
-            for request_id, tokens in step.num_scheduled_tokens.items()
-        }
+        self._step = step
         if getattr(result, ABANDONED, False):
             self._abandoned = set().union(*writes.values())
             self.kv.unhash(self._abandoned)
@@ -303,7 +309,7 @@ class RetireSchedulerMixin:
         try:
             self.retire_stale()
         finally:
-            self._step_tokens, self._abandoned = {}, set()
+            self._step, self._abandoned = None, set()
 
     def _roll_back(self, step: SchedulerOutput) -> None:
         """Count an abandoned step's tokens as not computed, for requests that live on."""
