@@ -32,6 +32,12 @@ class DyingWriter(MailboxWriter):
         self._spend()
         super()._store(word, value)
 
+    def _changed(self) -> None:
+        """Not a cut: the stamp is out by now. What a death here loses has its own test below."""
+        budget, self.budget = self.budget, 10**9
+        super()._changed()
+        self.budget = budget
+
     def _store_name(self, index: int, record: bytes) -> None:
         self._spend()
         super()._store_name(index, record)
@@ -113,6 +119,44 @@ def test_killed_between_any_two_stores_it_is_closed_never_open(path: Path, lease
     else:
         pytest.fail("the operation never finished")
     assert cuts >= {"close": 1, "free": 2}.get(operation, 5)
+
+
+def test_a_death_before_the_change_was_announced_is_announced_by_the_next_writer(
+    path: Path, monkeypatch
+):
+    """Readers skip what has not changed, so a stamp may not change for good without a word."""
+    writer = MailboxWriter.create(path, capacity=64)
+    writer.open(KEY, V1)
+    view = MailboxView.attach(path)
+    seen = view.changes()
+    monkeypatch.setattr(MailboxWriter, "_changed", lambda self: None)  # it dies right before
+    writer.advance(0, V2)
+    assert view.changes() == seen
+    writer.detach()
+    monkeypatch.undo()
+    MailboxWriter.create(path, capacity=64).detach()
+    assert view.changes() != seen
+
+
+@pytest.mark.parametrize("change", ["open", "advance", "close"])
+def test_every_change_of_a_stamp_is_announced_after_it(path: Path, change: str):
+    """The changes word moves with each stamp; renewing the lease or setting flags leaves it."""
+    writer = MailboxWriter.create(path, capacity=64)
+    writer.open(OTHER, V1)
+    view = MailboxView.attach(path)
+    seen = view.changes()
+    writer.renew(time.monotonic_ns())
+    writer.set_flags(0, 1)
+    assert view.changes() == seen
+    match change:
+        case "open":
+            writer.open(KEY, V1)
+        case "advance":
+            writer.advance(0, V2)
+        case _:
+            writer.close(0)
+    assert view.changes() == seen + 1
+    writer.detach()
 
 
 def test_a_writer_that_stores_the_stamp_first_is_caught(path: Path, monkeypatch):
