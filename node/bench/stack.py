@@ -149,6 +149,20 @@ class Stack:
         """The supervisor runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the supervisor, ``retire serve`` itself."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def wait_exit(self, timeout_s: float = 60.0) -> int:
+        """The exit status of a stack that ends by itself. StackFailed when it does not."""
+        assert self._process is not None, "not started"
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StackFailed(f"the stack still runs after {timeout_s:g} s") from None
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -1,0 +1,273 @@
+"""Registry and sidecar killed or stopped under load: closed within the lease, back by themselves.
+
+A killed component would be back before its lease ends, so an outage holds the supervisor (SIGSTOP)
+until it is over. Everything is judged twice: by what clients saw, and by the recorded history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import redis
+
+from bench.stack import Stack, StackSettings
+from bench.stack_streams import COMPLETIONS, Agent, Flow, streamed
+from retire.protocol.history import Published, in_order
+from retire.protocol.invariants import check
+from retire.protocol.versions import Version
+from retire.telemetry import history
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LEASE_S = 2.0
+HOLD_S = 12.0
+SLACK_S = 0.5  # until this process has read what the server wrote before its deadline
+OUTAGE_S = 4.5
+PROMPT = [21] * 48
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Stack]:
+    """A stack of this module's own; its streams hold for a while, then give up."""
+    with Stack(StackSettings(env={"RETIRE_HOLD_S": f"{HOLD_S:g}"})) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT whatever happens."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def killed(stack: Stack, component: str) -> Iterator[float]:
+    """kill -9, and nobody to start it again until the end; yields when it happened."""
+    with stopped(stack.pid):
+        began_s = time.monotonic()
+        old = stack.kill(component)
+        yield began_s
+    stack.wait_restarted(component, old)
+
+
+@contextlib.contextmanager
+def frozen(stack: Stack, component: str) -> Iterator[float]:
+    """SIGSTOP for the length of an outage; yields when it happened."""
+    began_s = time.monotonic()
+    with stopped(stack.pids[component]):
+        yield began_s
+
+
+OUTAGES = {
+    "registry killed": (killed, "registry"),
+    "registry stopped": (frozen, "registry"),
+    "sidecar killed": (killed, "sidecar"),
+    "sidecar stopped": (frozen, "sidecar"),
+}
+
+
+def plain_flow(stack: Stack) -> Flow:
+    """Unscoped work: no header of ours."""
+    return Flow(stack, streamed(stack.body(PROMPT, max_tokens=4000)))
+
+
+def retried(call: Callable[[], httpx.Response], timeout_s: float = 30.0) -> httpx.Response:
+    """A call until it is no longer answered 503."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        answer = call()
+        if answer.status_code != 503 or time.monotonic() >= deadline_s:
+            return answer
+        assert answer.headers["retry-after"] == "1", answer.text
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("what", OUTAGES)
+def test_scoped_output_stops_within_the_lease_and_comes_back(mortal: Stack, what: str) -> None:
+    """During an outage: silence after the lease, unscoped work flows, a SUPERSEDE is a 503 that
+    commits once; after it: the same stream goes on, and no version has gone back."""
+    outage, component = OUTAGES[what]
+    agent = Agent.new(mortal, component)
+    scoped, plain = agent.stream(PROMPT, max_tokens=4000), plain_flow(mortal)
+    for flow in (scoped, plain):
+        flow.tokens_at_least(20)
+    version = agent.version
+    with outage(mortal, component) as began_s:
+        answers = during(agent, version, began_s)
+        ended_s = time.monotonic()
+    closed_s = scoped_until(scoped, ended_s) - began_s
+    silence_s = plain.gaps_s(began_s, ended_s)
+    print(f"{what}: last scoped token after {closed_s:.2f} s; unscoped gap {silence_s:.2f} s")
+    assert closed_s <= LEASE_S + SLACK_S
+    assert silence_s < 1.5 or plain.done
+    assert all(a.status_code == 503 for a in answers), [a.text for a in answers]
+    seen = scoped.tokens
+    scoped.tokens_at_least(seen + 1, HOLD_S + 30)
+    assert scoped.error is None
+    assert {f.version for f in scoped.frames if f.tokens} == {version}
+    finish(agent, scoped, version)
+    plain.close()
+
+
+def during(agent: Agent, version: str, began_s: float) -> list[httpx.Response]:
+    """What the scope's owner is told while the registry or the sidecar is away."""
+    body = {"expected_version": version}
+    answers: list[httpx.Response] = []
+    while time.monotonic() < began_s + OUTAGE_S:
+        left_s = began_s + OUTAGE_S - time.monotonic()
+        try:
+            answer = agent.stack.http.post(
+                f"/v1/scopes/{agent.scope}/supersede",
+                json=body,
+                headers={"idempotency-key": key_of(agent)},
+                timeout=max(0.5, left_s),
+            )
+        except httpx.TimeoutException:
+            continue  # no answer is no promise either
+        answers.append(answer)
+        time.sleep(0.3)
+    return answers
+
+
+def key_of(agent: Agent) -> str:
+    """One SUPERSEDE of the scope, however often it is sent."""
+    return f"only-{agent.scope}"
+
+
+def scoped_until(flow: Flow, until_s: float) -> float:
+    """When the last token before ``until_s`` was read."""
+    return max(f.at_s for f in tuple(flow.frames) if f.tokens and f.at_s <= until_s)
+
+
+def finish(agent: Agent, scoped: Flow, version: str) -> None:
+    """The SUPERSEDE that was refused during the outage, sent again under its key: one commit."""
+    body, key = {"expected_version": version}, {"idempotency-key": key_of(agent)}
+    answer = retried(lambda: agent.post("supersede", body, key))
+    assert answer.status_code == 200, answer.text
+    receipt = answer.json()["receipt"]
+    before = Version.parse(version)
+    assert receipt["from_version"] == version
+    assert receipt["to_version"] == str(before.next_epoch()) == agent.version
+    scoped.ended(30)
+    assert scoped.error is not None and scoped.error["code"] == "superseded"
+    again = agent.stack.complete(PROMPT, agent.headers, max_tokens=2)
+    assert again["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("component", ["registry", "sidecar"])
+def test_a_killed_component_is_started_again(mortal: Stack, component: str) -> None:
+    """kill -9 with nobody in the way: it is back, a stream survives, versions go on from before."""
+    agent = Agent.new(mortal, f"again-{component}")
+    first = agent.opened()
+    agent.supersede(first)
+    scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
+    version = agent.version
+    mortal.wait_restarted(component, mortal.kill(component))
+    scoped.tokens_at_least(scoped.tokens + 20, HOLD_S + 30)
+    assert scoped.error is None and agent.version == version
+    finish(agent, scoped, version)
+
+
+def test_a_stream_gives_up_when_the_lease_stays_away(mortal: Stack) -> None:
+    """After RETIRE_HOLD_S it ends with ``lease_expired``; unscoped work never notices."""
+    agent = Agent.new(mortal, "hold")
+    scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
+    version = agent.version
+    with frozen(mortal, "registry") as began_s:
+        plain = plain_flow(mortal)
+        scoped.ended(LEASE_S + HOLD_S + 10)
+        took_s = time.monotonic() - began_s
+        assert plain.tokens > 50 and plain.error is None
+        refused = mortal.http.post(
+            COMPLETIONS, json=mortal.body("x", max_tokens=1), headers=agent.headers
+        )
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    error = scoped.error
+    assert error is not None and not scoped.done
+    assert (error["code"], error["type"], error["retry_after_s"]) == (
+        "lease_expired",
+        "unavailable",
+        1,
+    )
+    assert (error["version"], error["last_published_index"]) == (version, scoped.tokens - 1)
+    assert HOLD_S <= took_s <= LEASE_S + HOLD_S + 3 * SLACK_S
+    tagged = retried(
+        lambda: mortal.http.post(
+            COMPLETIONS, json=mortal.body("x", max_tokens=1), headers=agent.headers
+        )
+    )
+    assert tagged.status_code == 200 and tagged.headers["x-retire-version"] == version
+    plain.close()
+
+
+def test_a_registry_that_lost_everything_is_rebuilt(mortal: Stack) -> None:
+    """FLUSHALL: term + 1, epochs kept, what was cancelled stays so, and a lower term is refused."""
+    agent, gone = Agent.new(mortal, "flushed"), Agent.new(mortal, "gone")
+    agent.supersede(agent.opened())
+    gone.post("cancel", {"expected_version": gone.opened()})
+    scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
+    plain = plain_flow(mortal).tokens_at_least(5)
+    before = Version.parse(agent.version)
+    flush(mortal)
+    scoped.ended(30)
+    after = Version(before.term + 1, before.epoch)
+    assert scoped.error is not None and scoped.error["code"] == "superseded"
+    assert (scoped.error["version"], scoped.error["current"]) == (str(before), str(after))
+    plain.tokens_at_least(plain.tokens + 5)
+    for stated in (before, before.next_epoch()):
+        tagged = agent.headers | {"x-retire-version": str(stated)}
+        body = mortal.body("x", max_tokens=1)
+        answer = retried(lambda t=tagged, b=body: mortal.http.post(COMPLETIONS, json=b, headers=t))
+        assert (answer.status_code, answer.json()["error"]["current"]) == (409, str(after))
+        answer = retried(lambda s=stated: agent.post("supersede", {"expected_version": str(s)}))
+        assert (answer.status_code, answer.json()["error"]["current"]) == (409, str(after))
+    answer = retried(lambda: agent.post("supersede", {"expected_version": str(after)}))
+    assert answer.json()["receipt"]["to_version"] == str(after.next_epoch()) == agent.version
+    refused = mortal.http.post(COMPLETIONS, json=mortal.body("x"), headers=gone.headers)
+    assert refused.json()["error"]["code"] == "scope_cancelled"
+    plain.close()
+
+
+def flush(stack: Stack) -> None:
+    """Empty the registry behind everybody's back."""
+    path = stack.dir / "state" / "registry" / "registry.sock"
+    with redis.Redis(unix_socket_path=str(path)) as client:
+        client.flushall()
+
+
+def test_the_history_of_all_this_breaks_no_rule(mortal: Stack) -> None:
+    """Commits, publications, certificates, pins and blocks of every test above, judged as one."""
+    records = in_order(history.read(mortal.history))
+    kinds = {type(record).__name__ for record in records}
+    assert {"CommitMade", "Acknowledged", "Published", "Submitted", "RegistryRebuilt"} <= kinds
+    violations = check(records)
+    assert not violations, f"{len(violations)} of {len(records)}: {violations[:3]}"
+    late = next(r for r in records if isinstance(r, Published))
+    forged = Published(records[-1].at_ns + 1, late.key, Version(0, 0), "late", "api", 0)
+    found = [v.name for v in check([*records, forged])]
+    assert found == ["C1.published_after_acknowledge"], "CONTROL: a late token would be seen"
+
+
+def test_the_end_of_the_engine_is_the_end_of_the_stack(mortal: Stack) -> None:
+    """kill -9 of EngineCore: the stack says so and ends with a status that is not zero.
+
+    The last test of this module: nothing of its stack is left.
+    """
+    flow = plain_flow(mortal).tokens_at_least(2)
+    mortal.kill("enginecore")
+    assert mortal.wait_exit(60) != 0
+    log = "\n".join(mortal.log())
+    assert "engine ended with exit status" in log or "engine was ended by signal" in log
+    assert "stopped everything" in log
+    flow.ended(10)
+    assert not flow.done

@@ -1,0 +1,143 @@
+"""A client that stops reading: what it can still read was handed over before the acknowledgement.
+
+The server's last buffers (its transport's, two kernels') are out of our hands, and bounded; what
+this proves is that nothing is added to them after the ack, whatever waits behind them (C1).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from bench.stack_streams import COMPLETIONS, Agent, frames_of, streamed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.stack import Stack
+    from bench.stack_streams import Frame
+
+WINDOW_BYTES = 2048  # of the client's socket; the kernel doubles it
+TOKENS = 3500
+SECONDS = 60.0
+
+
+class StuckReader:
+    """A stream of which a few frames are read, and the rest only when it is asked for."""
+
+    def __init__(self, agent: Agent, *, max_tokens: int = TOKENS, read: int = 3) -> None:
+        small = [(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)]
+        transport = httpx.HTTPTransport(socket_options=small)
+        self._client = httpx.Client(
+            base_url=agent.stack.url, transport=transport, timeout=httpx.Timeout(60.0)
+        )
+        body = streamed(agent.stack.body([11] * 40, max_tokens=max_tokens, logprobs=5))
+        request = self._client.build_request("POST", COMPLETIONS, json=body, headers=agent.headers)
+        self._answer = self._client.send(request, stream=True)
+        assert self._answer.status_code == 200
+        self._frames = frames_of(self._answer.iter_lines())
+        self.read: list[Frame] = [next(self._frames) for _ in range(read)]
+
+    def rest(self) -> list[Frame]:
+        """Read to the end; every frame of the stream."""
+        self.read += list(self._frames)
+        return self.read
+
+    def close(self) -> None:
+        """Hang up."""
+        self._answer.close()
+        self._client.close()
+
+
+@pytest.fixture
+def agent(stack: Stack) -> Agent:
+    """A scope of its own."""
+    return Agent.new(stack, "stuck")
+
+
+@pytest.fixture
+def stuck(agent: Agent) -> Iterator[StuckReader]:
+    """A stream whose reader has stopped, with far more computed than its sockets hold."""
+    reader = StuckReader(agent)
+    until_computed(agent, TOKENS - 300)
+    yield reader
+    reader.close()
+
+
+def until_computed(agent: Agent, tokens: int) -> None:
+    """Wait until the engine has computed this many output tokens for the scope's request."""
+    deadline_s = time.monotonic() + SECONDS
+    while time.monotonic() < deadline_s:
+        (request,) = agent.view()["requests"]
+        if request["output_tokens"] >= tokens:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{tokens} tokens were not computed within {SECONDS:g} s")
+
+
+def token_count(frames: list[Frame]) -> int:
+    """Output tokens of a stream."""
+    return sum(frame.tokens for frame in frames)
+
+
+def test_nothing_is_handed_over_after_the_acknowledgement(agent: Agent, stuck: StuckReader) -> None:
+    """The last token that can be read is the last published one of the receipt; then the error."""
+    version = agent.version
+    receipt = agent.supersede(version, [11] * 40 + [13], max_tokens=4)["receipt"]
+    (retired,) = receipt["requests"]
+    last = retired["last_published_index"]
+    computed = retired["frontier_tokens"] - retired["prompt_tokens"]
+    frames = stuck.rest()
+    tokens, end = [f for f in frames if f.tokens], frames[-1]
+    assert end.body is not None and end.body["error"]["code"] == "superseded"
+    assert end.body["error"]["last_published_index"] == last == token_count(frames) - 1
+    assert {frame.version for frame in tokens} == {version}
+    assert not any(frame.body is None for frame in frames), "no [DONE] after an error"
+    # The power of the above: hundreds of tokens waited behind the socket and never came.
+    print(f"published {last + 1}, computed {computed}")
+    assert computed - (last + 1) > 300
+    assert len(tokens) > 3 + 10, "the sockets held some: bounded, not none"
+
+
+def test_the_acknowledgement_does_not_wait_for_the_reader(agent: Agent, stuck: StuckReader) -> None:
+    """SUPERSEDE is answered while the old socket is full, and the successor streams."""
+    began_s = time.monotonic()
+    flow = agent.supersede_stream(agent.version, agent.stack.body([11] * 40, max_tokens=4)).ended()
+    took_s = time.monotonic() - began_s
+    assert flow.done and flow.tokens == 4 and took_s < 10
+    assert all(gate["outcome"] == "acked" for gate in flow.receipt["gates"])
+    assert flow.receipt["stages_ms"]["unpublishable"] < 1000
+    stuck.rest()
+
+
+def test_a_reader_that_wakes_up_sees_every_token_when_nothing_is_superseded(agent: Agent) -> None:
+    """NEGATIVE CONTROL: without a SUPERSEDE the tokens that waited are delivered, all of them."""
+    reader = StuckReader(agent, max_tokens=1500)
+    until_stalled(agent)
+    frames = reader.rest()
+    assert token_count(frames) == 1500 and frames[-1].body is None
+    reader.close()
+
+
+def until_stalled(agent: Agent) -> None:
+    """Wait until the engine is done with the scope."""
+    deadline_s = time.monotonic() + SECONDS
+    while agent.view()["requests"] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def test_a_reader_that_leaves_frees_everything(agent: Agent, stuck: StuckReader) -> None:
+    """Hanging up with a full socket ends the request; a SUPERSEDE after it is an ordinary one."""
+    threading.Timer(0.2, stuck.close).start()
+    deadline_s = time.monotonic() + SECONDS
+    while agent.view()["requests"] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert agent.view()["requests"] == []
+    receipt = agent.supersede(agent.version, [11] * 40, max_tokens=2)["receipt"]
+    assert receipt["error"] is None
+    assert agent.view()["pinned_blocks"] == 0
