@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from retire.cli.demo.stories import Telling
 
 BAR_MAX: Final = 46  # characters of the longest bar
-BESIDE: Final = 66  # characters of the other columns
+BESIDE: Final = 69  # characters of the other columns
 COLORS: Final = {
     "commit": "magenta",
     "unpublishable": "bright_magenta",
