@@ -24,7 +24,9 @@ counts = st.integers(0, 2**40)
 names = st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1, max_size=12)
 times = st.floats(0, 1e6, allow_nan=False)
 versions = st.builds(Version, st.integers(0, TERM_MAX), st.integers(0, EPOCH_MAX))
-keys = st.builds(ScopeKey, st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True), names)
+keys = st.builds(
+    ScopeKey, st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True), names
+)
 contracts = st.builds(
     Contract,
     st.sampled_from(Equivalence),
@@ -33,9 +35,7 @@ contracts = st.builds(
     st.floats(0.001, 3600),
     st.none() | st.floats(0.001, 1e4),
 )
-participants = st.builds(
-    Participant, names, names, counts, counts, counts, counts, st.booleans()
-)
+participants = st.builds(Participant, names, names, counts, counts, counts, counts, st.booleans())
 requests = st.builds(
     RetiredRequest,
     names,
@@ -61,8 +61,7 @@ receipts = st.builds(
     certified_tokens=counts,
     first_difference=st.none() | counts,
     stop_reason=st.none() | st.sampled_from(StopReason),
-    pin=st.none()
-    | st.builds(PinLease, counts, st.sampled_from(Tier), times, st.none() | counts),
+    pin=st.none() | st.builds(PinLease, counts, st.sampled_from(Tier), times, st.none() | counts),
     successor_request_id=st.none() | names,
     error=st.none() | st.dictionaries(names, names, max_size=2),
     trace_id=st.none() | names,

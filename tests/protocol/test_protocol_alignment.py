@@ -8,7 +8,7 @@ import alignment_oracle as oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutants import ALIGNMENT_MUTANTS, Mutant
+from sim_mutants import ALIGNMENT_MUTANTS, Mutant
 
 from retire.protocol.alignment import (
     KvGroup,
@@ -123,13 +123,13 @@ def test_two_groups_meet_at_their_least_common_multiple() -> None:
 
 
 def test_the_sliding_tail_of_a_real_predecessor() -> None:
-    """A full and a 128-token sliding group (blocks of 32): 300 written tokens give 288, or nothing."""
+    """A full and a 128-token sliding group, blocks of 32: of 300 written tokens 288, or none."""
     sliding = KvGroup(32, ((5, 9),), window=128)
     old = list(range(300))
-    result = align(old, old + [1], frontier=300, groups=[KvGroup(32, ((0, 9),)), sliding])
+    result = align(old, [*old, 1], frontier=300, groups=[KvGroup(32, ((0, 9),)), sliding])
     assert (result.certified_tokens, result.stop_reason) == (288, StopReason.BLOCK_BOUNDARY)
     short = KvGroup(32, ((6, 9),), window=128)
-    result = align(old, old + [1], frontier=300, groups=[KvGroup(32, ((0, 9),)), short])
+    result = align(old, [*old, 1], frontier=300, groups=[KvGroup(32, ((0, 9),)), short])
     assert (result.certified_tokens, result.stop_reason) == (0, StopReason.WINDOW)
 
 

@@ -152,7 +152,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=25))
 @settings(max_examples=300, deadline=None)
 def test_any_order_of_events_keeps_the_rule(sequence: list) -> None:
-    """A raised deadline was sent, granted, and every joined tenant had caught up with that grant."""
+    """A raised deadline was sent and granted, and every joined tenant had caught up with it."""
     state, granted = LeaseState(), {}
     for event in sequence:
         before, state = state, state.step(event)

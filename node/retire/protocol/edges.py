@@ -14,8 +14,8 @@ from retire.protocol.events import (
     Certified,
     Change,
     ChangeRequested,
-    Committed,
     CommitRefused,
+    Committed,
     Event,
     FenceReceipt,
     FenceTimedOut,
@@ -77,8 +77,8 @@ def _alphabet(story: tuple[Change, ...]) -> Iterator[Event]:
 def edges() -> frozenset[tuple[Phase, str, Phase]]:
     """Every (phase, event, phase after) that one change of a scope on two nodes can show.
 
-    Event names carry the change where one decides, as ``Committed supersede``. Pairs that are absent
-    are illegal, or leave no trace in the alphabet above.
+    Event names carry the change where one decides, as ``Committed supersede``. Pairs that are
+    absent are illegal, or leave no trace in the alphabet above.
     """
     return frozenset(edge for story in _STORIES for edge in _explore(tuple(_alphabet(story))))
 

@@ -60,6 +60,13 @@ class Fields:
             raise self.bad(name, "an integer, at least 0")
         return value
 
+    def whole(self, name: str) -> int:
+        """An integer of either sign."""
+        value = self._get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.bad(name, "an integer")
+        return value
+
     def number(self, name: str) -> float:
         """A finite number."""
         value = self._get(name)

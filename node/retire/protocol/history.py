@@ -304,7 +304,7 @@ def _read(f: Fields, name: str, kind: str) -> Any:
         case "int":
             return f.integer(name)
         case "int | None":
-            return f.optional(name, f.integer)
+            return f.optional(name, f.whole)  # a broken quota is worth recording
         case "str":
             return f.text(name)
         case "Version":

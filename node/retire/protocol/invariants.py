@@ -1,8 +1,8 @@
 """The promises as named rules over a recorded history (design, section 2).
 
-``check`` judges a whole history. ``Facts`` is the same rules one record at a time: the model carries
-it along every path, so model, tests and the running system are held to one text. Imports nothing
-outside the standard library and ``retire.protocol``.
+``check`` judges a whole history. ``Facts`` is the same rules one record at a time: the model
+carries it along every path, so model, tests and the running system are held to one text. Imports
+nothing outside the standard library and ``retire.protocol``.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _change_one(state: ScopeState, target: Transition, event: _OneEvent) -> Tran
 
 
 def _without_late(state: ScopeState, t: Transition) -> Transition:
-    """Wait no longer. Another node's memory is then its own sidecar's business; ours still is ours."""
+    """Wait no longer. Another node's memory is then its own sidecar's business, not ours."""
     late = frozenset(n for n in t.nodes if state.receipt(n, t.to_version) is None)
     others = late - {state.node}
     return replace(t, missing=t.missing | late, unreclaimed=t.unreclaimed - others)

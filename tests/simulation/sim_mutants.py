@@ -1,4 +1,4 @@
-"""Planted bugs: one small change each in the production core or its surroundings, as source text."""
+"""Planted bugs: one small change each in the core or its surroundings, as source text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import actions
-import world
+import sim_actions
+import sim_scene
+from sim_world import Bounds
+
 from retire.protocol import alignment, certificates, events, gate, stages, state, transitions
 from retire.protocol.events import Change
-from world import Bounds
 
 SUPERSEDE, CANCEL, PAUSE = Change.SUPERSEDE, Change.CANCEL, Change.PAUSE
 ONE = Bounds(((SUPERSEDE, 0),))
@@ -40,7 +41,7 @@ class Mutant:
         source = textwrap.dedent(inspect.getsource(plain))
         assert source.count(self.old) == 1, f"{self.name}: the text to change must occur once"
         names = dict(vars(sys.modules[plain.__module__]))
-        exec(source.replace(self.old, self.new), names)  # noqa: S102
+        exec(source.replace(self.old, self.new), names)
         names_of_module = vars(sys.modules[plain.__module__])
         bad = names[self.function]
         if inspect.isfunction(bad):  # globals stay the module's, so that other patches are seen
@@ -69,7 +70,12 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "lease deadline stored before catching up",
-        *_in(gate.LeaseState, "_caught_up", "all(applied.get(t, s) >= s for t, s in needed.items())", "True"),
+        *_in(
+            gate.LeaseState,
+            "_caught_up",
+            "all(applied.get(t, s) >= s for t, s in needed.items())",
+            "True",
+        ),
         bounds=Bounds(((SUPERSEDE, 0),), lease_ends=1),
     ),
     Mutant(
@@ -87,13 +93,16 @@ WORLD_MUTANTS = [
             stages,
             "_node_lost",
             "receipts = tuple(",
-            "state = _account(state, node, state.version, GateOutcome.LEASE_ENDED)\n    receipts = tuple(",
+            "state = _account(state, node, state.version, GateOutcome.LEASE_ENDED)"
+            "\n    receipts = tuple(",
         ),
         bounds=Bounds(((SUPERSEDE, 0),), engine=True, node_losses=1),
     ),
     Mutant(
         "a stale event lowers the version",
-        *_in(transitions, "_learn", "elif version > state.version:", "elif version != state.version:"),
+        *_in(
+            transitions, "_learn", "elif version > state.version:", "elif version != state.version:"
+        ),
         bounds=TWO,
         rule="C5.version_fell",
     ),
@@ -105,12 +114,22 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "rebuild before the old leases ended",
-        *_in(actions, "_registry_actions", "not any(_can_publish(n, n.word) for n in world.nodes)", "True"),
+        *_in(
+            sim_actions,
+            "registry_actions",
+            "not any(can_publish(n, n.word) for n in world.nodes)",
+            "True",
+        ),
         bounds=Bounds(((SUPERSEDE, 0),), registry_losses=1),
     ),
     Mutant(
         "reclaim takes the running version too",
-        *_in(stages, "_order_reclaim", "ReclaimNode(n, t.to_version)", "ReclaimNode(n, t.to_version.next_epoch())"),
+        *_in(
+            stages,
+            "_order_reclaim",
+            "ReclaimNode(n, t.to_version)",
+            "ReclaimNode(n, t.to_version.next_epoch())",
+        ),
         bounds=Bounds(((SUPERSEDE, 0),), engine=True, nodes=1),
         rule="C3.freed_running",
     ),
@@ -122,7 +141,12 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "certify while writers are open",
-        *_in(stages, "has_closed", "receipt is not None and all(p.closed for p in receipt.participants)", "True"),
+        *_in(
+            stages,
+            "has_closed",
+            "receipt is not None and all(p.closed for p in receipt.participants)",
+            "True",
+        ),
         bounds=Bounds(((SUPERSEDE, 0),), engine=True, nodes=1, fence_timeouts=1),
         rule="C2.writer_open",
     ),
@@ -140,7 +164,12 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "a second supersede forgets the first one's caller",
-        *_in(transitions, "_advance", "transitions=(*state.transitions, transition)", "transitions=(transition,)"),
+        *_in(
+            transitions,
+            "_advance",
+            "transitions=(*state.transitions, transition)",
+            "transitions=(transition,)",
+        ),
         bounds=Bounds(((SUPERSEDE, 0), (SUPERSEDE, 0)), nodes=2),
         rule="C4.no_progress",
     ),
@@ -158,7 +187,12 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "cancel leaves a successor",
-        *_in(transitions, "_advance", "Successor.NONE if terminal else Successor.AWAITED", "Successor.AWAITED"),
+        *_in(
+            transitions,
+            "_advance",
+            "Successor.NONE if terminal else Successor.AWAITED",
+            "Successor.AWAITED",
+        ),
         bounds=Bounds(((CANCEL, 0),)),
         rule="C1.cancelled",
     ),
@@ -170,7 +204,7 @@ WORLD_MUTANTS = [
     ),
     Mutant(
         "the registry ignores idempotency keys",
-        *_in(world.Scene, "commit", "dict(registry.done).get(request.idempotency)", "None"),
+        *_in(sim_scene.Scene, "commit", "dict(registry.done).get(request.idempotency)", "None"),
         bounds=Bounds(((PAUSE, 0),), duplicates=1),
         rule="commit.twice",
     ),
@@ -184,7 +218,12 @@ ALIGNMENT_MUTANTS = [
     ),
     Mutant(
         "an open writer counts",
-        *_in(alignment, "frontier_tokens", "p.frontier_tokens if p.closed else 0", "p.frontier_tokens"),
+        *_in(
+            alignment,
+            "frontier_tokens",
+            "p.frontier_tokens if p.closed else 0",
+            "p.frontier_tokens",
+        ),
         rule="frontier",
     ),
     Mutant(
@@ -194,7 +233,12 @@ ALIGNMENT_MUTANTS = [
     ),
     Mutant(
         "one group's boundary only",
-        *_in(alignment, "boundary_tokens", "lcm(*(g.block_size for g in groups))", "max(g.block_size for g in groups)"),
+        *_in(
+            alignment,
+            "boundary_tokens",
+            "lcm(*(g.block_size for g in groups))",
+            "max(g.block_size for g in groups)",
+        ),
         rule="oracle",
     ),
     Mutant(
@@ -209,7 +253,12 @@ ALIGNMENT_MUTANTS = [
     ),
     Mutant(
         "a certificate of another boot is taken",
-        *_in(certificates, "verify", "not hmac.compare_digest(c.signature, sign(c, signing_key))", "False"),
+        *_in(
+            certificates,
+            "verify",
+            "not hmac.compare_digest(c.signature, sign(c, signing_key))",
+            "False",
+        ),
         rule="tamper",
     ),
 ]

@@ -1,14 +1,14 @@
-"""The joint state of clients, sidecars, registry, gates, engines and messages, and how it moves.
+"""One action in the making: a mutable copy of a world that executes the core's effects.
 
-Sidecars are ``transitions.step`` and ``gate.LeaseState``; gates are ``gate.may_publish``; ALIGN is
-``alignment`` and ``certificates``: the production functions. The rest (registry, network, engine) is
-the environment, as nasty as its bounds allow. Rules are ``invariants.Facts`` on every record.
+The shell of the sidecar, a compare-and-set registry, and an engine of blocks, writers and pins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+
+from sim_world import KEY, NOW, Answer, Node, Registry, Reported, Request, Streamed, World
 
 from retire.protocol import gate, transitions
 from retire.protocol.contract import Contract, Participant
@@ -49,153 +49,10 @@ from retire.protocol.history import (
     VersionSeen,
     WritersClosed,
 )
-from retire.protocol.invariants import Facts
 from retire.protocol.state import ScopeState
-from retire.protocol.versions import ScopeKey, Version
+from retire.protocol.versions import Version
 
-from explore import Interner
-
-KEY = ScopeKey("t", "s")
-V0 = Version(1, 0)
-NOW = 1000  # the time of every record: only leases have a clock, one step a lease
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the environment may do, and how often."""
-
-    calls: tuple[tuple[Change, int], ...]  # (what, at which node), each by its own client
-    losses: int = 0  # requests or answers of the registry
-    duplicates: int = 0
-    lease_ends: int = 0
-    crashes: int = 0  # of a sidecar
-    registry_losses: int = 0
-    node_losses: int = 0  # of an engine's memory
-    fence_timeouts: int = 0
-    nodes: int = 2
-    engine: bool = False  # blocks, writers and pins; else every engine is empty
-    frames: bool = False  # a frame stays between check and transport; else that is one moment
-    same_term: bool = False  # a planted bug of the operator, for the mutants
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """To the registry."""
-
-    node: int
-    call: str
-    change: Change
-    expected: Version
-    idempotency: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """From the registry. ``leases``: which lease of each node the commit saw."""
-
-    node: int
-    event: Committed | CommitRefused
-    leases: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """An entry of the tenant's stream on its way to ``node``."""
-
-    node: int
-    change: Change
-    version: Version
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """Gate acks and the fence receipt of another node."""
-
-    node: int
-    events: tuple[Event, ...]
-
-
-Message = Request | Answer | Streamed | Reported
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    change: Change
-    node: int
-    status: str = "todo"  # todo | waiting | fenced | certified | done
-    attempt: int = 0
-    expected: Version | None = None  # as first asked: a retry has the same body
-    key: int = 0  # of idempotency
-    to_version: Version | None = None
-    tokens: int = 0  # certified for it
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Blocks: each version has a prefix block 2e and a suffix block 2e + 1 unless it adopted."""
-
-    tables: tuple[tuple[Version, tuple[int, ...]], ...] = ()  # oldest first
-    written: frozenset[Version] = frozenset()  # its blocks are completely written
-    writing: Version | None = None  # a step of this version is on the device
-    fence: Version | None = None  # asked for, not reached
-    pinned: frozenset[Version] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    scope: ScopeState
-    lease: gate.LeaseState
-    word: Version = V0  # the mailbox
-    checked: Version | None = None  # a frame past the check, not handed to the transport yet
-    switch: Version | None = None  # the API process has not run this barrier yet
-    served: frozenset[Version] = frozenset((V0,))  # versions whose frames may lie in buffers here
-    lease_no: int = 1  # of the newest lease that the registry granted
-    expired: int = 0  # leases up to this number have run out: the node's clock
-    watches: frozenset[tuple[int, Version, int]] = frozenset()  # node, version, its lease_no then
-    engine: Engine = field(default=Engine())
-
-
-@dataclass(frozen=True, slots=True)
-class Registry:
-    version: Version = V0
-    sequence: int = 0
-    admission: Admission = Admission.OPEN
-    up: bool = True
-    done: tuple[tuple[str, Committed], ...] = ()
-    leased: tuple[bool, ...] = (True, True)
-
-
-class Memory:
-    """What one exploration remembers: numbers of values, and answers of the pure core."""
-
-    def __init__(self) -> None:
-        self.number = Interner()
-        self.steps: dict[tuple[int, Event], transitions.Step] = {}
-
-    def step(self, scope: ScopeState, event: Event) -> transitions.Step:
-        """``transitions.step``: a pure function, so an answer may be used again."""
-        asked = (self.number(scope), event)
-        if asked not in self.steps:
-            self.steps[asked] = transitions.step(scope, event)
-        return self.steps[asked]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class World:
-    bounds: Bounds
-    memory: Memory
-    nodes: tuple[Node, ...]
-    clients: tuple[Client, ...]
-    registry: Registry
-    messages: frozenset[Message]
-    left: tuple[int, ...]  # losses, duplicates, lease ends, crashes, registry, node, timeouts
-    facts: Facts
-    known: int  # the number of the facts
-    key: Hashable = None
-
-
-LOSS, DUPLICATE, LEASE_END, CRASH, REGISTRY, NODE, TIMEOUT = range(7)
+Act = tuple[str, Callable[["Scene"], None]]
 
 
 class Scene:
@@ -252,7 +109,7 @@ class Scene:
         for effect in done.effects:
             self.execute(i, effect)
 
-    def execute(self, i: int, effect: Effect) -> None:
+    def execute(self, i: int, effect: Effect) -> None:  # noqa: C901 (one line an effect)
         match effect:
             case CommitToRegistry(call, change, expected, idempotency, _):
                 self.messages.add(Request(i, call, change, expected, idempotency))
@@ -291,7 +148,7 @@ class Scene:
             self.client(call, status="done", expected=None)
 
     def client(self, call: str, **changes: object) -> None:
-        k = int(call.split("#")[0][1:])
+        k = int(call.split("#", maxsplit=1)[0][1:])
         self.clients[k] = replace(self.clients[k], **changes)  # type: ignore[arg-type]
 
     def _answered(self, calls: tuple[str, ...], to_version: Version) -> None:
@@ -357,7 +214,7 @@ class Scene:
         self.feed(i, Reclaimed(name, version))
 
     def _check_pin(self, i: int, version: Version) -> None:
-        """Paper, section 5.3: a prefix stays pinned until a successor adopts it, or none will come."""
+        """Paper, section 5.3: pinned until a successor adopts it, or none will come."""
         node = self.nodes[i]
         newest = node.scope.transition_to(node.word)
         adopted = any(v > version for n in self.nodes for v in n.served)
@@ -391,7 +248,10 @@ class Scene:
             if j != request.node
         )
         event = replace(
-            made, call=request.call, gates=(*local_gates(request.node), *remote), replayed=bool(replay)
+            made,
+            call=request.call,
+            gates=(*local_gates(request.node), *remote),
+            replayed=bool(replay),
         )
         self.messages.add(Answer(request.node, event, leases))
 
@@ -438,3 +298,36 @@ def renewed(lease: gate.LeaseState, number: int, sequence: int) -> gate.LeaseSta
 
 
 CONTRACT = Contract()
+
+
+def can_publish(node: Node, version: Version) -> bool:
+    return gate.may_publish(
+        known=node.word,
+        frame=version,
+        now_ns=gate.deadline_ns(node.expired, 1.0),
+        deadline_ns=node.lease.deadline_ns,
+    )
+
+
+def buffered(node: Node) -> frozenset[Version]:
+    """Versions whose frames may lie in this node's buffers: what it served, what it now admits."""
+    if node.scope.admission is Admission.CANCELLED:
+        return node.served
+    return node.served | {node.word}
+
+
+def unexpected(s: Scene | World, i: int) -> list[Version]:
+    """Fenced versions of node i whose successor nobody is about to submit."""
+    mine = [c for c in s.clients if c.node == i]
+    if any(c.status == "waiting" for c in mine):
+        return []  # a ttl is longer than an answer takes
+    coming = {c.to_version for c in mine if c.status in ("fenced", "certified")}
+    chain = s.nodes[i].scope.transitions
+    return [
+        t.to_version
+        for t in chain
+        if t.fenced
+        and not t.is_decided
+        and t.to_version not in coming
+        and t.to_version == s.nodes[i].scope.version
+    ]

@@ -1,4 +1,4 @@
-"""Breadth-first exploration of a world's joint states: safety on every step, liveness at the end."""
+"""Breadth-first exploration of a world's joint states: safety at each step, liveness at the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
 
 class Keyed(Protocol):
     """A world: equal keys, equal worlds. Keys are cheap to hash and to compare."""
@@ -59,13 +60,18 @@ Successors = Callable[[W], Iterable[tuple[str, W, list[str]]]]
 
 
 def explore(
-    start: W, successors: Successors[W], is_goal: Callable[[W], bool], *, limit: int, stop_at: str | None = None
+    start: W,
+    successors: Successors[W],
+    is_goal: Callable[[W], bool],
+    *,
+    limit: int,
+    stop_at: str | None = None,
 ) -> Report:
     """Visit every reachable state. ``successors`` yields (action, state, broken rules).
 
     A state whose step broke a rule is not continued. ``stop_at``: a broken rule that ends the
     search.
-    Raises AssertionError above ``limit`` states: a bound that silently cuts off would prove nothing.
+    Raises AssertionError above ``limit`` states: a bound that cuts off silently proves nothing.
     """
     gc.disable()  # nothing here is garbage until the end
     report = Report()

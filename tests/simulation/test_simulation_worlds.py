@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 
 import pytest
+from sim_actions import initial, is_goal, successors
+from sim_explore import explore
+from sim_mutants import CANCEL, PAUSE, SUPERSEDE, WORLD_MUTANTS, Mutant
+from sim_world import KEY, Bounds
 
-from actions import initial, is_goal, successors
-from explore import explore
-from mutants import CANCEL, PAUSE, SUPERSEDE, WORLD_MUTANTS, Mutant
 from retire.protocol.errors import IllegalTransition
 from retire.protocol.events import Rebuilt, Registered
 from retire.protocol.state import ScopeState
 from retire.protocol.transitions import step
 from retire.protocol.versions import Version
-from world import KEY, Bounds
 
 ONE = ((SUPERSEDE, 0),)
 SAME = ((SUPERSEDE, 0), (SUPERSEDE, 0))
@@ -51,7 +51,8 @@ def test_every_reachable_state_keeps_every_promise(name: str, record_property) -
     start = time.process_time()
     report = explore(initial(WORLDS[name]), successors, is_goal, limit=40_000)
     record_property("states", report.states)
-    print(f"{name}: {time.process_time() - start:.1f} s CPU, {report.states} states, {report.edges} steps")
+    spent_s = time.process_time() - start
+    print(f"{name}: {report.states} states, {report.edges} steps, {spent_s:.1f} s CPU")
     assert not report.found, report.found[0]
     assert not report.stuck, min(report.stuck, key=len)
     assert report.states > 25, "a world in which nothing happens proves nothing"
@@ -76,7 +77,7 @@ def test_the_sound_core_survives_the_mutants_worlds() -> None:
 
 
 def test_a_rebuild_under_the_same_term_is_refused() -> None:
-    """An operator that forgets to raise the term gets an error, not two executions of one version."""
+    """An operator that does not raise the term gets an error, not a version used twice."""
     bounds = Bounds(ONE, nodes=1, registry_losses=1, same_term=True)
     report = explore(initial(bounds), successors, is_goal, limit=40_000)
     assert report.rules == {"IllegalTransition", "C4.no_progress"}
