@@ -85,13 +85,12 @@ def _old(axis: Any, row: int, telling: Telling, end_s: float) -> None:
             continue
         late = read.at_s * 1e3 > telling.done_ms
         axis.plot([read.at_s] * 2, [y - 0.09, y + 0.09], color=LATE if late else QUIET, lw=2)
-    if telling.arm is Arm.RETIRE and not telling.late_tokens:
-        axis.text(0.02 * end_s, y, "0 late tokens", color=TOKENS, fontsize=9, va="center")
-    if telling.late_tokens:
-        last_s = max(read.at_s for read in telling.old_reads if read.used and read.at_s <= end_s)
-        said = f"{telling.late_tokens} late token{'s' if telling.late_tokens > 1 else ''}"
-        at = (last_s + end_s * 0.01, y)
-        axis.text(*at, said, color=LATE, fontsize=9, va="center", fontweight="bold")
+    if telling.late_tokens or telling.arm is Arm.RETIRE:
+        shown = [read.at_s for read in telling.old_reads if read.used and read.at_s <= end_s]
+        said = f"{telling.late_tokens} late token{'' if telling.late_tokens == 1 else 's'}"
+        at = (max([0.0, *shown]) + end_s * 0.01, y)
+        color = LATE if telling.late_tokens else TOKENS
+        axis.text(*at, said, color=color, fontsize=9, va="center", fontweight="bold")
 
 
 def _new(axis: Any, row: int, telling: Telling, end_s: float) -> None:
