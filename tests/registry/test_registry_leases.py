@@ -81,6 +81,20 @@ async def test_a_lost_tenant_renews_nothing(registry):
         await registry.renew("n1", term=1, boot_id="b1", lease_s=1, tenants={"gone": 3})
 
 
+async def test_one_lost_tenant_among_many_refuses_the_renewal(registry):
+    """Tenants are renewed side by side; every one answers, or the renewal says which is lost."""
+    tenants = [f"many-{number}" for number in range(40)]
+    for tenant in tenants:
+        await registry.hello(tenant, term=1)
+    asked = dict.fromkeys(tenants, 0)
+    renewal = await registry.renew("n1", term=1, boot_id="b1", lease_s=9, tenants=asked)
+    assert renewal.sequences == asked and set(renewal.tails) == set(tenants)
+    with pytest.raises(TermMismatch, match="lost this tenant's data"):
+        await registry.renew(
+            "n1", term=1, boot_id="b1", lease_s=9, tenants={**asked, "gone": 3, "never": 0}
+        )
+
+
 async def test_a_replaced_boot_counts_until_its_lease_ends(registry):
     """After a restart the old boot's gates are waited for; once ended, it may not come back."""
     await registry.register(KEY, term=1)

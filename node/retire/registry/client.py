@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from types import CoroutineType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -20,9 +20,10 @@ from retire.registry.calls import Call, Program
 from retire.registry.durability import Question, inquire
 from retire.registry.failures import refusal, unavailable
 from retire.registry.following import Cursor
-from retire.registry.interface import Event
+from retire.registry.interface import Event, Renewal
 from retire.registry.keys import Keyspace
 from retire.registry.operations import Operations
+from retire.registry.replies import one_renewal
 from retire.registry.settings import (
     Durability,
     RegistrySettings,
@@ -38,6 +39,7 @@ T = TypeVar("T")
 _EVENTS_AT_ONCE: Final = 500
 _BLOCK_S: Final = 1.0  # an idle reader asks this often whether the stream is still the same
 _RECONNECT_S: Final = 0.2
+RENEWALS_AT_ONCE: Final = 16  # connections that a renewal may take from the pool
 _FAILURES: Final = (
     redis_errors.RedisError,
     redis_errors.RedisClusterException,  # no RedisError upstream
@@ -120,7 +122,6 @@ class AsyncRegistry(_Base):
     commit = _awaited(Operations.commit)
     ack = _awaited(Operations.ack)
     report = _awaited(Operations.report)
-    renew = _awaited(Operations.renew)
     expire = _awaited(Operations.expire)
     reserve = _awaited(Operations.reserve)
     release = _awaited(Operations.release)
@@ -129,6 +130,30 @@ class AsyncRegistry(_Base):
     list_scopes = _awaited(Operations.list_scopes)
     snapshot = _awaited(Operations.snapshot)
     rebuild = _awaited(Operations.rebuild)
+
+    async def renew(
+        self, node: str, *, term: int, boot_id: str, lease_s: float, tenants: Mapping[str, int]
+    ) -> Renewal:
+        """See Registry.renew. Tenants are renewed side by side: the server makes durable with one
+        fsync what reaches it together, and a lease must not end because tenants are many."""
+        places = asyncio.Semaphore(RENEWALS_AT_ONCE)
+
+        async def one(tenant: str, sequence: int) -> Renewal:
+            async with places:
+                return await self.drive(
+                    self.operations.renew(
+                        node,
+                        term=term,
+                        boot_id=boot_id,
+                        lease_s=lease_s,
+                        tenants={tenant: sequence},
+                    )
+                )
+
+        parts = await asyncio.gather(
+            *(one(tenant, sequence) for tenant, sequence in tenants.items()), return_exceptions=True
+        )
+        return one_renewal(lease_s, parts)
 
     async def events(self, tenant: str, *, after: str) -> AsyncIterator[Event]:
         """See Registry.events. Reads on a connection of its own."""

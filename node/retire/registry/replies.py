@@ -7,17 +7,32 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from retire.protocol.contract import Policy
+from retire.protocol.errors import RegistryUnavailable
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.interface import (
     Commit,
     CommitKind,
     LeaseView,
+    Renewal,
     Reservation,
     ScopeRecord,
     Snapshot,
 )
 
 _ABSENT = "-"
+
+
+def one_renewal(lease_s: float, parts: Sequence[Renewal | BaseException]) -> Renewal:
+    """The renewal of every tenant as one; raises when one failed, a refusal before a silence."""
+    errors = [part for part in parts if isinstance(part, BaseException)]
+    if errors:
+        raise next((e for e in errors if not isinstance(e, RegistryUnavailable)), errors[0])
+    granted = [part for part in parts if isinstance(part, Renewal)]
+    return Renewal(
+        lease_s,
+        {tenant: tail for part in granted for tenant, tail in part.tails.items()},
+        {tenant: number for part in granted for tenant, number in part.sequences.items()},
+    )
 
 
 def policy_text(policy: Policy | None) -> str:
