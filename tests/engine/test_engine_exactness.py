@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from bench.lab import prompt_tokens
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def clean_run(lab: Lab, prompt: Sequence[int], **sampling: float) -> Stream:
 
 
 def retire_at(lab: Lab, prompt: Sequence[int], *, outputs: int | None, steps: int = 0) -> Stream:
-    """Run an old version of the scope until it has ``outputs`` tokens (or for ``steps``), then ADVANCE."""
+    """Run an old version until it has ``outputs`` tokens (or for ``steps``), then ADVANCE."""
     old = lab.submit("old", prompt, lab.tag(lab.key), max_tokens=400)
     if outputs is None:
         for _ in range(steps):

@@ -1,12 +1,12 @@
-"""FENCE: old work ends at a step boundary, frontiers are true, what was not written is un-hashed."""
+"""FENCE: old work ends at a step boundary; what was not written is un-hashed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.lab import prompt_tokens
 
+from bench.lab import prompt_tokens
 from retire.engine.seams import runner
 from retire.protocol.versions import ScopeKey
 
@@ -67,7 +67,7 @@ def test_gates_off_the_token_appears(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 def test_the_worker_itself_drops_what_was_superseded_during_the_forward(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G0: with the scheduler's gate off, a token superseded in mid-forward still does not come out."""
+    """G0: the scheduler's gate off, a token superseded in mid-forward does not come out."""
     monkeypatch.setattr(lab.scheduler, "retire_stale", lambda: None)
     old = lab.submit("old", OLD[:64], lab.tag(lab.key), max_tokens=100)
     lab.run(lambda: len(old.tokens) >= 4)
@@ -112,7 +112,7 @@ def test_without_unhashing_the_successor_reads_garbage(
     assert stream.logprobs != pytest.approx(expected.logprobs, abs=1e-2)
 
 
-def _clean(lab: Lab):  # noqa: ANN202
+def _clean(lab: Lab):
     stream = lab.submit("clean", NEW)
     lab.run()
     lab.clean()
@@ -120,7 +120,7 @@ def _clean(lab: Lab):  # noqa: ANN202
     return stream
 
 
-def _successor_of_abandoned_step(lab: Lab):  # noqa: ANN202
+def _successor_of_abandoned_step(lab: Lab):
     lab.submit("old", OLD, lab.tag(lab.key))
     for _ in range(3):
         lab.step()
@@ -132,7 +132,7 @@ def _successor_of_abandoned_step(lab: Lab):  # noqa: ANN202
 
 
 def test_a_bystander_in_the_batch_is_untouched(lab: Lab) -> None:
-    """C3: another tenant's tokens, logprobs and page bytes are what they are without a supersede."""
+    """C3: another tenant's tokens, logprobs and pages are what they are without a supersede."""
     bystander_prompt = prompt_tokens(200, 5)
     other = ScopeKey("globex", "job")
     alone = lab.submit("alone", bystander_prompt, lab.tag(other), max_tokens=40)

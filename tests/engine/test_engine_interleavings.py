@@ -1,4 +1,4 @@
-"""Random interleavings of supersede, abort, cancel and finish: every promise holds in the history."""
+"""Random interleavings of supersede, abort, cancel and finish: the history keeps every promise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.lab import prompt_tokens
 
+from bench.lab import prompt_tokens
 from retire.engine.seams import runner
 from retire.protocol import history
 from retire.protocol.events import Change
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.lab import Lab, Stream
-
     from retire.protocol.versions import Version
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -116,7 +115,7 @@ class World:
         self._tags: dict[str, tuple[ScopeKey, Version]] = {}
         submit = self.lab.submit
 
-        def tagged(request_id: str, prompt: list[int], tag=None, **sampling):  # noqa: ANN001, ANN003, ANN202
+        def tagged(request_id: str, prompt: list[int], tag=None, **sampling):
             if tag is not None:
                 self._tags[request_id] = (tag.key, tag.version)
             return submit(request_id, prompt, tag, **sampling)
@@ -190,7 +189,7 @@ def interleave(world: World, bystander_tokens: list[int], number: int) -> None:
 
 
 def test_random_interleavings_break_no_promise(world: World) -> None:
-    """500 interleavings over 16 scopes of 3 tenants: no violation, every final version progresses."""
+    """500 interleavings, 16 scopes, 3 tenants: no violation, every final version progresses."""
     print(f"seed {SEED}, {INTERLEAVINGS} interleavings")
     alone = world.lab.submit("bystander-alone", BYSTANDER, max_tokens=6)
     world.lab.run()

@@ -1,4 +1,4 @@
-"""Pins are owned, bounded by quota and lease, and gone when idle (C6); a successor keeps its place."""
+"""Pins are owned, bounded by quota and lease, gone when idle (C6); a successor keeps its place."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.lab import prompt_tokens
 
+from bench.lab import prompt_tokens
 from retire.protocol.versions import ScopeKey
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def test_the_successor_takes_the_predecessors_place_in_the_queue(lab: Lab) -> No
     lab.run(lambda: len(old.tokens) >= 1)
     queued = [lab.submit(f"q{i}", prompt_tokens(40, 50 + i), max_tokens=60) for i in range(4)]
     lab.advance(lab.key)
-    new = lab.submit("new", OLD[:40] + [77, 78], lab.tag(lab.key), max_tokens=4)
+    new = lab.submit("new", [*OLD[:40], 77, 78], lab.tag(lab.key), max_tokens=4)
     lab.run(lambda: bool(new.tokens))
     assert [s.request_id for s in queued if s.tokens] == []
     lab.run()
@@ -246,3 +246,21 @@ def test_a_cache_reset_voids_what_was_kept(lab: Lab) -> None:
     stream = lab.submit("new", NEW, lab.tag(lab.key))
     lab.run()
     assert stream.cached_tokens == 0
+
+
+def test_the_certificate_is_there_before_the_step_that_runs_its_successor(lab: Lab) -> None:
+    """Asked in advance, ALIGN answers at admission; a successor that never comes is answered too."""
+    retire_decoding(lab, lab.key)
+    version = lab.versions[lab.key]
+    where = (lab.key.tenant, lab.key.scope, version.term, version.epoch)
+    answer = lab.core.retire_expect(*where)
+    assert not answer.done()
+    stream = lab.submit("new", NEW, lab.tag(lab.key))
+    assert answer.result(timeout=0)["certified_tokens"] == 288
+    assert stream.tokens == []
+    assert lab.core.retire_expect(*where)["request_id"].startswith("new")
+    lab.run()
+    lab.advance(lab.key)
+    never = lab.core.retire_expect(*where[:3], where[3] + 1)
+    lab.core.retire_release(lab.key.tenant, lab.key.scope)
+    assert never.result(timeout=0)["stop_reason"] == "no_predecessor"

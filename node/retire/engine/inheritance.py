@@ -25,6 +25,8 @@ from retire.protocol.contract import Contract, StopReason
 from retire.protocol.errors import QuotaExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.request import Request
 
     from retire.engine.records import Ending
@@ -56,6 +58,9 @@ class Inheritance:
     _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
     _outcomes: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
     _successors: dict[str, Successor] = field(default_factory=dict)  # aligned, not running yet
+    _expected: dict[tuple[ScopeKey, Version], list[Callable[[str, Outcome], None]]] = field(
+        default_factory=dict
+    )
     _unreported: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _remembered: int = 0  # tokens in all records
 
@@ -175,11 +180,27 @@ class Inheritance:
 
     # --- ALIGN and RESUME ------------------------------------------------------------------------
 
+    def expect(self, key: ScopeKey, version: Version, then: Callable[[str, Outcome], None]) -> None:
+        """Call ``then`` with the first request of ``version`` that ALIGN sees, and its outcome.
+
+        At once when it was seen already. ``release`` answers for a successor that never comes.
+        """
+        for request_id, successor in self._successors.items():
+            if (successor.key, successor.version) == (key, version):
+                then(request_id, self._outcomes[request_id])
+                return
+        self._expected.setdefault((key, version), []).append(then)
+
     def align(self, request: Request, tag: Tag) -> None:
         """Certify what a new request may inherit from its scope; pin it until it is adopted."""
+        outcome = self._aligned(request, tag)
+        for then in self._expected.pop((tag.key, tag.version), ()):
+            then(request.request_id, outcome)
+
+    def _aligned(self, request: Request, tag: Tag) -> Outcome:
         predecessors = [r for r in self._records.get(tag.key, ()) if r.version < tag.version]
         if not predecessors:
-            return
+            return NOTHING
         self._successors[request.request_id] = Successor(tag.key, tag.version)
         outcome = self._best(request, tag, predecessors)
         if outcome.chain is not None:
@@ -190,6 +211,7 @@ class Inheritance:
         self._outcomes[request.request_id] = outcome
         while len(self._outcomes) > OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
+        return outcome
 
     def _best(self, request: Request, tag: Tag, predecessors: list[Record]) -> Outcome:
         best, source = max(
@@ -218,12 +240,14 @@ class Inheritance:
         refused = StopReason.CONTRACT if not tag.inherit else record.refused
         if refused is None and not same_namespace(request, record):
             refused = StopReason.FINGERPRINT
-        chain, frontier = record.chain, record.frontier
+        chain = record.chain
         if record.pinned is None:
             chain = self.cache.cut(chain, self.cache.intact_tokens(chain))
-            frontier = chain.tokens
+        # A frontier within a block is no loss: only whole blocks are ever kept.
+        lost = chain.tokens < record.frontier - record.frontier % self.cache.boundary
+        frontier = chain.tokens if lost else record.frontier
         alignment = self._align(record.tokens, request, chain, frontier=frontier)
-        if alignment.stop_reason is StopReason.FRONTIER and frontier < record.chain.tokens:
+        if lost and alignment.stop_reason is StopReason.FRONTIER:
             alignment = replace(alignment, stop_reason=StopReason.GENERATION)  # no longer ours
         if refused is not None:
             alignment = cold(alignment, refused)
@@ -332,6 +356,9 @@ class Inheritance:
 
     def release(self, key: ScopeKey) -> int:
         """Give up what is kept for a scope's successor; returns the blocks of its leases."""
+        for expected in [at for at in self._expected if at[0] == key]:
+            for then in self._expected.pop(expected):
+                then("", NOTHING)
         return self._forget(key)
 
     def forget_all(self) -> None:

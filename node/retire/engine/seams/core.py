@@ -18,7 +18,7 @@ from retire.protocol.versions import ScopeKey, Version
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from retire.engine.records import Record
+    from retire.engine.records import Outcome, Record
 
 
 def retire_hello(self: Any) -> dict[str, Any]:
@@ -55,9 +55,31 @@ def retire_fence(  # noqa: PLR0917  (a utility call takes positional arguments)
 
 
 def retire_certificate(self: Any, tenant: str, scope: str, request_id: str) -> dict[str, Any]:
-    """What ALIGN decided for a successor. Ask after adding it: one socket keeps the order."""
+    """What ALIGN decided for a request that was added before."""
     scheduler = _versioned(self)
-    outcome = scheduler.inheritance.outcome(ScopeKey(tenant, scope), request_id)
+    return _certificate(
+        scheduler, scheduler.inheritance.outcome(ScopeKey(tenant, scope), request_id), tenant
+    )
+
+
+def retire_expect(self: Any, tenant: str, scope: str, term: int, epoch: int) -> Any:
+    """What ALIGN decides for the first request of this version; answers when it has arrived.
+
+    Ask before adding it: then the answer does not wait for the step that begins with it.
+    """
+    scheduler = _versioned(self)
+    reply: Future[dict[str, Any]] = Future()
+    scheduler.inheritance.expect(
+        ScopeKey(tenant, scope),
+        Version(term, epoch),
+        lambda request_id, outcome: reply.set_result(
+            {"request_id": request_id, **_certificate(scheduler, outcome, tenant)}
+        ),
+    )
+    return reply.result() if reply.done() else reply
+
+
+def _certificate(scheduler: Any, outcome: Outcome, tenant: str) -> dict[str, Any]:
     pin = None
     if outcome.pinned_blocks:
         pin = {
@@ -183,6 +205,7 @@ _UTILITIES = (
     retire_hello,
     retire_fence,
     retire_certificate,
+    retire_expect,
     retire_release,
     retire_quota,
     retire_pause,
