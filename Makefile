@@ -28,7 +28,7 @@ test: lint ## lint, and every test, the cheap ones first
 	$(PY) scripts/run_tests.py
 
 demo: setup ## the story of a superseded coding agent, beside abort and resend (out/demo)
-	.venv/bin/retire demo
+	UV=$(UV) .venv/bin/retire demo
 
 grid: setup ## every state x event cell on a real engine, as a table
 	$(PY) -m bench.grid

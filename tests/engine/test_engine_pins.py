@@ -249,7 +249,7 @@ def test_a_cache_reset_voids_what_was_kept(lab: Lab) -> None:
 
 
 def test_the_certificate_is_there_before_the_step_that_runs_its_successor(lab: Lab) -> None:
-    """Asked in advance, ALIGN answers at admission; a successor that never comes is answered too."""
+    """Asked in advance, ALIGN answers at admission; also for a successor that never comes."""
     retire_decoding(lab, lab.key)
     version = lab.versions[lab.key]
     where = (lab.key.tenant, lab.key.scope, version.term, version.epoch)

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from retire.protocol.versions import ScopeKey, Version
 
 RECORDS_PER_SCOPE: Final = 8
-RECORD_TOKENS_MAX: Final = (
-    8 * 2**20
-)  # tokens remembered in all (4 bytes each); the oldest scopes go first
+RECORD_TOKENS_MAX: Final = 8 * 2**20  # remembered in all, 4 bytes each; the oldest go first
 OUTCOMES_MAX: Final = 1024
 UNREPORTED_SCOPES_MAX: Final = 4096
 _COLD: Final = frozenset({StopReason.QUOTA, StopReason.CONTRACT, StopReason.FINGERPRINT})

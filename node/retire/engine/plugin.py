@@ -1,9 +1,9 @@
 """The ``vllm.general_plugins`` entry: installs every seam, in every process of vLLM.
 
 vLLM loads it in each API server, in EngineCore and in each worker, sometimes twice; it is
-idempotent and does not ask which process it is in. Without ``RETIRE_MAILBOX`` it does nothing: plain
-vLLM. With it, an engine that cannot be fenced must not serve: SystemExit, because vLLM only logs other
-exceptions of some plugin loaders.
+idempotent and does not ask which process it is in. Without ``RETIRE_MAILBOX`` it does nothing:
+plain vLLM. With it, an engine that cannot be fenced must not serve: SystemExit, because vLLM only
+logs other exceptions of some plugin loaders.
 """
 
 from __future__ import annotations
