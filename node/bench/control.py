@@ -2,7 +2,8 @@
 
 Everything real but the engine: Valkey with ``appendfsync always``, the sidecar as its own
 process, each
-gate attached over the Unix socket with the product's client (64 gates in four processes). A call is
+gate attached over the Unix socket with the product's client on uvloop, as in vLLM's API server
+(64 gates in four processes). A call is
 timed at its caller, from the request to the UNPUBLISHABLE event. Baselines in the same run: a bare
 compare-and-set over the same Valkey socket, and one gRPC ping to the same sidecar. The calls are a
 closed loop with a pause between two of them. Writes ``results/cpu/control.json``.
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import redis.asyncio
+import uvloop
 from rich.console import Console
 
 from bench.report import Baseline, Row, measured, p50, p99, write
@@ -248,12 +250,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.hold:
         socket, first, count = options.hold
-        asyncio.run(hold_gates(socket, int(first), int(count)))
+        uvloop.run(hold_gates(socket, int(first), int(count)))
         return 0
     with tempfile.TemporaryDirectory(prefix="rc-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "registry") as server:
-            samples = asyncio.run(measure(folder, server, options.calls))
+            samples = uvloop.run(measure(folder, server, options.calls))
     console = Console()
     found = rows(samples)
     for row in found:

@@ -36,6 +36,18 @@ def calm() -> Iterator[Sidecar]:
     shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def calm_nodes() -> Iterator[tuple[EmbeddedServer, Sidecar, Sidecar]]:
+    """A registry and two nodes for tests that harm neither."""
+    made = Path(tempfile.mkdtemp(prefix="rs-"))
+    with EmbeddedServer(made / "registry") as server:
+        nodes = [Sidecar(made, server.url, node=n, RETIRE_FENCE_WAIT_S="1").start() for n in "ab"]
+        yield server, nodes[0], nodes[1]
+        for node in nodes:
+            node.end()
+    shutil.rmtree(made, ignore_errors=True)
+
+
 @pytest.fixture
 def registry(folder: Path) -> Iterator[EmbeddedServer]:
     """A real Valkey, durable before it answers."""
@@ -55,6 +67,7 @@ def start_at(folder: Path) -> Iterator[Callable[..., Sidecar]]:
 
     yield make
     for sidecar in started:
+        print(f"--- log of {sidecar.node}\n{sidecar.log.read_text()}")
         if sidecar.process is not None and sidecar.process.poll() is None:
             sidecar.kill()
 

@@ -8,9 +8,10 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 import pytest_asyncio
 from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
 
@@ -23,7 +24,6 @@ from retire.sidecar import convert
 from retire.sidecar.client import Joined
 from retire.sidecar.pb import node_pb2 as pb
 
-KEY = ScopeKey("acme", "shared")
 FIRST = Version(1, 0)
 
 
@@ -37,22 +37,42 @@ class Pair:
     gate_b: Gate
     on_a: Joined
     on_b: Joined
+    key: ScopeKey
 
     @property
     def story(self) -> Story:
-        return Story(self.gate_a.client, KEY)
+        return Story(self.gate_a.client, self.key)
+
+    def scope(self, name: str) -> ScopeKey:
+        return ScopeKey(self.key.tenant, name)
+
+
+@asynccontextmanager
+async def joined_on(a: Sidecar, b: Sidecar, key: ScopeKey) -> AsyncIterator[Pair]:
+    await asyncio.gather(a.until_held(), b.until_held())
+    async with Gate(a) as gate_a, Gate(b) as gate_b:
+        on_a = await gate_a.client.join(key)
+        on_b = await gate_b.client.join(key)
+        yield Pair(a, b, gate_a, gate_b, on_a, on_b, key)
 
 
 @pytest_asyncio.fixture
-async def pair(start: Callable[..., Sidecar]) -> AsyncIterator[Pair]:
+async def pair(
+    calm_nodes: tuple[EmbeddedServer, Sidecar, Sidecar], request: pytest.FixtureRequest
+) -> AsyncIterator[Pair]:
+    """On nodes that other tests use too, in a tenant of its own."""
+    _, a, b = calm_nodes
+    tenant = request.node.name.removeprefix("test_")[:40].strip("_").replace("_", "-")
+    async with joined_on(a, b, ScopeKey(tenant, "shared")) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def mortal_pair(start: Callable[..., Sidecar]) -> AsyncIterator[Pair]:
+    """On nodes of its own, to be killed and stopped."""
     a, b = start("a", RETIRE_FENCE_WAIT_S="1"), start("b", RETIRE_FENCE_WAIT_S="1")
-    await asyncio.gather(a.until_held(), b.until_held())
-    async with AsyncExitStack() as stack:
-        gate_a = await stack.enter_async_context(Gate(a))
-        gate_b = await stack.enter_async_context(Gate(b))
-        on_a = await gate_a.client.join(KEY)
-        on_b = await gate_b.client.join(KEY)
-        yield Pair(a, b, gate_a, gate_b, on_a, on_b)
+    async with joined_on(a, b, ScopeKey("acme", "shared")) as made:
+        yield made
 
 
 async def test_both_nodes_switch_and_send_receipts(pair: Pair):
@@ -74,7 +94,7 @@ async def test_both_nodes_switch_and_send_receipts(pair: Pair):
     assert {p.node for p in answers.fenced.participants} == {"a", "b"}
     assert not answers.fenced.missing
     assert [s.kind for s in pair.gate_b.switches] == ["supersede"]
-    again = await pair.gate_b.client.join(KEY)
+    again = await pair.gate_b.client.join(pair.key)
     assert again.version == Version(1, 1) and pair.gate_b.may_publish(again.slot)
 
 
@@ -93,19 +113,20 @@ async def test_contract_reaches_the_other_engine(pair: Pair):
     """The other node fences under the committer's contract, not under the default one."""
     contract = Contract(inherit=Inherit.NEVER, ttl_s=7.0)
     mutation = pair.story.mutation(FIRST)
-    await collected(pair.gate_a.client.supersede(KEY, mutation, contract=contract))
+    await collected(pair.gate_a.client.supersede(pair.key, mutation, contract=contract))
     assert convert.contract_from(pair.gate_b.fences[0].contract) == contract
 
 
-async def test_a_killed_node_is_waited_for_exactly_its_lease(pair: Pair):
+async def test_a_killed_node_is_waited_for_exactly_its_lease(mortal_pair: Pair):
     """A node killed mid-transition counts when its lease has ended: not before, and not much later;
     its gate is closed by then; its receipts are named missing."""
-    pair.gate_b.hold.clear()
-    events = pair.story.events(FIRST)
+    mortal_pair.gate_b.hold.clear()
+    mortal_pair.gate_b.fence = _never
+    events = mortal_pair.story.events(FIRST)
     await anext(events)
-    pair.b.kill()
+    mortal_pair.b.kill()
     killed_s = time.monotonic()
-    deadline_s = killed_s + pair.gate_b._mailbox().lease_left_ns() / 1e9
+    deadline_s = killed_s + mortal_pair.gate_b._mailbox().lease_left_ns() / 1e9
     answers = await collected(events)
     acknowledged_s = answers.at_s["unpublishable"]
     print(
@@ -114,59 +135,59 @@ async def test_a_killed_node_is_waited_for_exactly_its_lease(pair: Pair):
     )
     assert answers.outcomes == {"a/g1": "acked", "b": "lease_ended"}
     assert deadline_s <= acknowledged_s < deadline_s + 0.7
-    assert not pair.gate_b.may_publish(pair.on_b.slot)
+    assert not mortal_pair.gate_b.may_publish(mortal_pair.on_b.slot)
     assert list(answers.fenced.missing) == ["b"]
 
 
-async def test_a_node_dead_before_the_commit_still_has_its_lease(pair: Pair):
+async def test_a_node_dead_before_the_commit_still_has_its_lease(mortal_pair: Pair):
     """Killed before the commit: its processes may publish until the deadline, so it is waited
     for.
     """
-    pair.b.kill()
-    assert pair.gate_b.may_publish(pair.on_b.slot)
-    events = pair.story.events(FIRST)
+    mortal_pair.b.kill()
+    assert mortal_pair.gate_b.may_publish(mortal_pair.on_b.slot)
+    events = mortal_pair.story.events(FIRST)
     await anext(events)
     answers = await collected(events)
     assert answers.outcomes["b"] == "lease_ended"
-    assert not pair.gate_b.may_publish(pair.on_b.slot)
+    assert not mortal_pair.gate_b.may_publish(mortal_pair.on_b.slot)
 
 
-async def test_a_stopped_node_is_closed_before_and_after(pair: Pair):
+async def test_a_stopped_node_is_closed_before_and_after(mortal_pair: Pair):
     """SIGSTOP longer than the lease, a commit meanwhile, SIGCONT: the old slot publishes neither at
     the answer nor at any moment after the node has resumed, and then the new one does."""
-    pair.b.send(signal.SIGSTOP)
-    answers = await pair.story.supersede(FIRST)
+    mortal_pair.b.send(signal.SIGSTOP)
+    answers = await mortal_pair.story.supersede(FIRST)
     assert answers.outcomes["b"] == "lease_ended"
-    assert pair.gate_b.state(pair.on_b.slot) is GateState.LEASE_EXPIRED
-    pair.b.send(signal.SIGCONT)
-    watching = asyncio.create_task(_ever_open(pair.gate_b, pair.on_b.slot, 2.5))
-    status = await pair.b.until_held()
+    assert mortal_pair.gate_b.state(mortal_pair.on_b.slot) is GateState.LEASE_EXPIRED
+    mortal_pair.b.send(signal.SIGCONT)
+    watching = asyncio.create_task(_ever_open(mortal_pair.gate_b, mortal_pair.on_b.slot, 2.5))
+    status = await mortal_pair.b.until_held()
     assert status.term == 1
     assert not await watching
-    assert pair.gate_b.state(pair.on_b.slot) is GateState.STALE
-    joined = await pair.gate_b.client.join(KEY)
-    assert joined.version == Version(1, 1) and pair.gate_b.may_publish(joined.slot)
+    assert mortal_pair.gate_b.state(mortal_pair.on_b.slot) is GateState.STALE
+    joined = await mortal_pair.gate_b.client.join(mortal_pair.key)
+    assert joined.version == Version(1, 1) and mortal_pair.gate_b.may_publish(joined.slot)
 
 
 async def test_both_nodes_supersede_at_once(pair: Pair):
     """One of two nodes wins; both mailboxes end at the winner's version."""
-    story_b = Story(pair.gate_b.client, KEY)
+    story_b = Story(pair.gate_b.client, pair.key)
     results = await asyncio.gather(
         pair.story.supersede(FIRST), story_b.supersede(FIRST), return_exceptions=True
     )
     assert sum(isinstance(r, Exception) for r in results) == 1
     for gate in (pair.gate_a, pair.gate_b):
-        view = await gate.client.inspect(KEY)
+        view = await gate.client.inspect(pair.key)
         assert convert.version_from(view.version) == Version(1, 1)
 
 
 async def test_a_child_scope_on_the_other_node_moves_with_its_parent(
-    pair: Pair, registry: EmbeddedServer
+    pair: Pair, calm_nodes: tuple[EmbeddedServer, Sidecar, Sidecar]
 ):
     """A supersede of a parent waits for the gate of a child on a node that holds only the child."""
-    parent, child = ScopeKey("acme", "parent"), ScopeKey("acme", "child")
+    parent, child = pair.scope("parent"), pair.scope("child")
     await pair.gate_a.client.join(parent)
-    client = AsyncRegistry(registry.url)
+    client = AsyncRegistry(calm_nodes[0].url)
     await client.register(child, term=1, parent=parent.scope)
     await client.close()
     on_b = await pair.gate_b.client.join(child)
@@ -180,17 +201,24 @@ async def test_a_child_scope_on_the_other_node_moves_with_its_parent(
     assert convert.version_from(view.version) == Version(1, 1)
 
 
-async def test_a_child_on_the_same_host_holds_up_its_parent(pair: Pair, registry: EmbeddedServer):
+async def test_a_child_on_the_same_host_holds_up_its_parent(
+    pair: Pair, calm_nodes: tuple[EmbeddedServer, Sidecar, Sidecar]
+):
     """A supersede of a parent is acknowledged after the child's barrier on the committer's host."""
-    child = ScopeKey("acme", "child")
-    client = AsyncRegistry(registry.url)
-    await client.register(child, term=1, parent=KEY.scope)
+    child = pair.scope("child")
+    client = AsyncRegistry(calm_nodes[0].url)
+    await client.register(child, term=1, parent=pair.key.scope)
     await client.close()
     on_a = await pair.gate_a.client.join(child)
     answers = await pair.story.supersede(FIRST)
     assert not pair.gate_a.may_publish(on_a.slot)
     assert {s.key.scope for s in pair.gate_a.switches} == {"child", "shared"}
     assert answers.outcomes == {"a/g1": "acked", "b": "acked"}
+
+
+async def _never(command: pb.Fence) -> pb.Fenced:
+    await asyncio.sleep(60)
+    return pb.Fenced()
 
 
 async def _ever_open(gate: Gate, slot: pb.SlotRef, for_s: float) -> bool:
@@ -207,7 +235,7 @@ async def test_watchers_on_the_other_node_see_the_receipt(pair: Pair):
     seen: list[pb.TransitionRecord] = []
 
     async def follow() -> None:
-        async for record in pair.gate_b.client.watch("acme"):
+        async for record in pair.gate_b.client.watch(pair.key.tenant):
             seen.append(record)
 
     following = asyncio.create_task(follow())

@@ -42,6 +42,7 @@ class Call:
     traceparent: str = ""
     driver: bool = False  # the caller completes the receipt
     name: str = field(default_factory=lambda: f"c{next(_NAMES)}")
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # by the registry
     error: RetireError | None = None  # what the registry raised, for Refuse to repeat
     stored_receipt: str = ""  # of the first call, when this one is a replay
     receipt_json: str = ""  # built here at the end, unless a driver does

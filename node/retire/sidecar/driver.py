@@ -7,6 +7,8 @@ takes time runs beside it and comes back as another fact. Must never talk gRPC i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -96,6 +98,13 @@ class Driver:
             ),
         )
 
+    async def answered(self, call: str, *, wait_s: float) -> None:
+        """Until the registry has answered the named call, or there is no such call here."""
+        waiting = self.answers.calls.get(call)
+        if waiting is not None and not waiting.answered.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(waiting.answered.wait(), wait_s)
+
     def apply(self, key: ScopeKey, event: ev.Event) -> None:
         """Feed one fact. Facts that effects produce are fed after the effects before them."""
         self._facts.append((key, event))
@@ -163,12 +172,14 @@ class Driver:
                 by=Author(own.node, call.name, call.contract, call.traceparent).encode(),
             )
         except RetireError as error:
+            call.answered.set()
             call.error = error
             refusal = next(r for kind, r in _REFUSALS if isinstance(error, kind))
             current = error.current if isinstance(error, (VersionConflict, ScopeClosed)) else None
             self.apply(call.key, ev.CommitRefused(call.name, refusal, current))
             return
         self._committed(call, commit)
+        call.answered.set()
 
     def _committed(self, call: Call, commit: Commit) -> None:
         """COMMIT is durable. Descendants first: this host is behind it when all of them are."""

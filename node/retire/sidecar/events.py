@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from retire.protocol import events as ev
 from retire.protocol.errors import NeedRegister, RegistryUnavailable, TermMismatch
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from retire.sidecar.tracks import Group
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
-_RETRY_S = 0.2
+_RETRY_S: Final = 0.2
+# Our own commit reaches us twice, as the reply and as an event. The reply knows the other gates and
+# the caller, so it goes first; if it got lost, the event stands in for it after this long.
+OWN_REPLY_S: Final = 0.05
 
 
 def admission_of(record: ScopeRecord) -> ev.Admission:
@@ -58,6 +61,9 @@ class Follower:
         while True:
             try:
                 async for event in self._ports.registry.events(self.tenant, after=after):
+                    author = Author.decode(event.fields["by"]) if "by" in event.fields else None
+                    if author is not None and author.node == self._ports.identity.node:
+                        await self._driver.answered(author.call, wait_s=OWN_REPLY_S)
                     self.apply(event)
                     after = event.id
             except RegistryUnavailable:

@@ -114,7 +114,11 @@ class LeaseKeeper:
         while True:
             self._renew_now.clear()
             began_s = time.monotonic()
-            await self.renew()
+            try:
+                await self.renew()
+            except Exception as error:  # a fault of ours: stay closed, say so, go on trying
+                _log.exception("renewal failed")
+                self._failed(f"{type(error).__name__}: {error}", unreachable=False)
             pause_s = began_s + self._lease_s / RENEWALS_PER_LEASE - time.monotonic()
             if pause_s > 0:
                 with contextlib.suppress(TimeoutError):

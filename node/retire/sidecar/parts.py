@@ -89,7 +89,7 @@ class Parts:
 
     async def stop(self) -> None:
         """Close the gates, end the leases so that no committer waits for them, let go."""
-        tenants = tuple(self.lease.tenants())
+        tenants = tuple(self.tenants.terms)
         self.lease.suspend()
         self.driver.answers.close()
         own = self.ports.identity

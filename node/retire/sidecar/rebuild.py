@@ -88,8 +88,12 @@ class Rebuild:
 
     def _over(self, done: asyncio.Task[None]) -> None:
         self._running = None
-        if not done.cancelled() and done.exception() is None:
+        if done.cancelled():
+            return
+        if done.exception() is None:
             self._lease.resume()
+        else:  # logged by the task; the node stays closed and tries again
+            asyncio.get_running_loop().call_later(_RETRY_S, self.start)
 
     async def _recover(self, error: TermMismatch | NeedRegister | None) -> None:
         """Until it works: every step may be repeated."""
