@@ -74,6 +74,20 @@ def explore(
     Raises AssertionError above ``limit`` states: a bound that cuts off silently proves nothing.
     """
     gc.disable()  # nothing here is garbage until the end
+    try:
+        return _explore(start, successors, is_goal, limit=limit, stop_at=stop_at)
+    finally:
+        gc.enable()
+
+
+def _explore(
+    start: W,
+    successors: Successors[W],
+    is_goal: Callable[[W], bool],
+    *,
+    limit: int,
+    stop_at: str | None,
+) -> Report:
     report = Report()
     parents: Parents = {start.key: None}
     before: dict[Hashable, list[Hashable]] = {start.key: []}

@@ -270,14 +270,15 @@ def _coordinate(state: ScopeState, event: Committed) -> _Moved:
 def _late(state: ScopeState, event: Committed) -> Transition:
     """A commit of ours that later ones have overtaken, or that an earlier call had made."""
     own = frozenset[str]() if event.replayed else frozenset((state.node,))
-    cancelled = state.admission is Admission.CANCELLED
+    # A replay never brings a successor: the first call did, or left that to a later request.
+    none = event.replayed or state.admission is Admission.CANCELLED
     return Transition(
         event.from_version,
         event.to_version,
         event.change,
         nodes=own,
         unreclaimed=own,
-        successor=Successor.NONE if cancelled else Successor.AWAITED,
+        successor=Successor.NONE if none else Successor.AWAITED,
     )
 
 
