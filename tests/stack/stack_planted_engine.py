@@ -1,0 +1,21 @@
+"""vLLM's API server with every gate open and no sweep: old versions go on as if nothing happened.
+
+Runs in the API process and again, as the main module of a spawned child, in EngineCore.
+"""
+
+from __future__ import annotations
+
+import runpy
+
+from retire.engine.publication import Publication, Publications
+from retire.engine.seams.runner import Stale
+from retire.engine.seams.scheduler import RetireSchedulerMixin
+from retire.mailbox import GateState
+
+Publication.gate = lambda self: GateState.OPEN  # G4, G5, G6
+Publications.switch = lambda self, key, to, why: {}  # acks, and ends nothing
+Stale._stale = lambda self, request: False  # G0, and steps that are not launched
+RetireSchedulerMixin.retire_stale = lambda self: None  # G1
+
+if __name__ == "__main__":
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
