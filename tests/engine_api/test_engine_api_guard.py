@@ -59,10 +59,11 @@ async def test_control_without_our_drain_a_late_frame_appears(
 ) -> None:
     """Negative control: checked before uvicorn's own drain, an old frame goes out after the ack."""
 
-    async def no_drain(self: GuardedSend) -> None:
+    def never(self: GuardedSend) -> bool:
         del self
+        return False
 
-    monkeypatch.setattr(GuardedSend, "_drained", no_drain)
+    monkeypatch.setattr(GuardedSend, "_blocked", never)
     handed, received = await _slow_reader_over_a_switch(node, http)
     numbers = [event["n"] for event in received if "n" in event]
     assert max(numbers) >= handed
@@ -74,11 +75,12 @@ def test_the_same_on_the_loop_that_vllm_runs(
 ) -> None:
     """uvloop buffers and pauses in its own way; with its control."""
 
-    async def no_drain(self: GuardedSend) -> None:
+    def never(self: GuardedSend) -> bool:
         del self
+        return False
 
     if planted:
-        monkeypatch.setattr(GuardedSend, "_drained", no_drain)
+        monkeypatch.setattr(GuardedSend, "_blocked", never)
     handed, received = uvloop.run(_slow_reader_over_a_switch(node, "httptools"))
     numbers = [event["n"] for event in received if "n" in event]
     late = [number for number in numbers if number >= handed]

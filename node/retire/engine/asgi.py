@@ -52,11 +52,20 @@ class PublicationGuard:
         self._publications = publications
         self._names = names  # headers that make a call a scope's
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    def __call__(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> Awaitable[None]:
         """Pass an untagged call through untouched (one scan of its headers)."""
-        if scope["type"] != "http" or not self._concerns(scope):
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            names = self._names
+            for header in scope["headers"]:
+                if header[0] in names:
+                    return self._guarded(scope, receive, send)
+            if ROUTES in scope["path"]:
+                return self._guarded(scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _guarded(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         publications = self._publications()
         if publications is None:  # never serve a scope as if it were plain: nothing would be gated
             await send_error(send, Unavailable(NO_SIDECAR))
@@ -76,9 +85,6 @@ class PublicationGuard:
         if publication.ended is not None:
             await guard.closed.wait()  # the server takes our return for the end of the response
 
-    def _concerns(self, scope: MutableMapping[str, Any]) -> bool:
-        return any(name in self._names for name, _ in scope["headers"]) or ROUTES in scope["path"]
-
 
 class GuardedSend:
     """``send`` of one response. Also writes the terminal event, once, when the publication ends."""
@@ -87,6 +93,7 @@ class GuardedSend:
         self._publication = publication
         self._send = send
         self._cycle = getattr(send, "__self__", None)  # uvicorn's RequestResponseCycle
+        self._flow = getattr(self._cycle, "flow", None)  # its uvicorn FlowControl
         self._head: Message | None = None  # the head of a non-streaming response, held back
         self._started = False
         self._complete = False
@@ -105,7 +112,10 @@ class GuardedSend:
             head, self._head = self._head, None
             if not await self._publish(head):
                 return
-        await self._publish(message)
+        if not self._blocked() and self._open():
+            await self._write(message)  # the hot path: the same check, no task switch
+        else:
+            await self._publish(message)
 
     async def _start(self, message: Message) -> None:
         if self._publication.tag is None:
@@ -135,12 +145,15 @@ class GuardedSend:
     async def _publish_when_open(self, message: Message) -> bool:
         while True:
             await self._drained()
-            state = self._publication.gate() if self._gated() else GateState.OPEN
-            if state is GateState.OPEN:
+            if self._open():
                 await self._write(message)  # runs to transport.write without suspending
                 return True
-            if state is GateState.STALE or not await self._publication.held():
+            if self._publication.ended is not None or not await self._publication.held():
                 return False
+
+    def _open(self) -> bool:
+        """The check. Nothing may be awaited between it and the write."""
+        return not self._gated() or self._publication.gate() is GateState.OPEN
 
     def _gated(self) -> bool:
         """False while a receipt is written: it carries no token, and C8 promises it in any case."""
@@ -166,11 +179,13 @@ class GuardedSend:
 
     async def _drained(self) -> None:
         """Wait until the socket takes data (at once where the server shows no flow control)."""
-        flow = getattr(self._cycle, "flow", None)
-        if flow is None:
-            return
-        while flow.write_paused and not self._cycle.disconnected:  # type: ignore[union-attr]
-            await flow.drain()
+        while self._blocked():
+            await self._flow.drain()  # type: ignore[union-attr]
+
+    def _blocked(self) -> bool:
+        """Whether the server would wait for a slow reader before it writes."""
+        flow = self._flow
+        return flow is not None and flow.write_paused and not self._cycle.disconnected  # type: ignore[union-attr]
 
     async def _finish(self) -> None:
         """Write the terminal event and close; a task of its own, so no gate waits for it."""

@@ -31,7 +31,9 @@ def error_json(error: RetireError) -> dict[str, Any]:
 
 def error_headers(error: RetireError) -> dict[str, str]:
     """Retry-After where a retry helps."""
-    return {"retry-after": str(error.retry_after_s)} if isinstance(error, Unavailable) else {}
+    if error.http_status != Unavailable.http_status:
+        return {}
+    return {"retry-after": str(getattr(error, "retry_after_s", Unavailable.retry_after_s))}
 
 
 async def send_error(send: Send, error: RetireError) -> None:
