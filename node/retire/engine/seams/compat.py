@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 TESTED: Final = ("0.26.0",)
 
@@ -107,7 +107,7 @@ def probe(symbols: tuple[Symbol, ...] = SYMBOLS) -> None:
 def _probe(symbol: Symbol) -> None:
     name = f"{symbol.module}.{symbol.name}"
     try:
-        target = importlib.import_module(symbol.module)
+        target: Any = importlib.import_module(symbol.module)
         for part in symbol.name.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
