@@ -52,18 +52,19 @@ class PublicationGuard:
         self._publications = publications
         self._names = names  # headers that make a call a scope's
 
-    def __call__(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> Awaitable[None]:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass an untagged call through untouched (one scan of its headers)."""
-        if scope["type"] == "http":
-            names = self._names
-            for header in scope["headers"]:
-                if header[0] in names:
-                    return self._guarded(scope, receive, send)
-            if ROUTES in scope["path"]:
-                return self._guarded(scope, receive, send)
-        return self._app(scope, receive, send)
+        if scope["type"] == "http" and self._concerns(scope):
+            await self._guarded(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _concerns(self, scope: MutableMapping[str, Any]) -> bool:
+        names = self._names
+        for header in scope["headers"]:  # a loop: any() over a generator costs three times as much
+            if header[0] in names:
+                return True
+        return ROUTES in scope["path"]
 
     async def _guarded(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         publications = self._publications()
