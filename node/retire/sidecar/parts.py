@@ -6,7 +6,7 @@ Must never hold behaviour beyond start and stop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ from retire.sidecar.scopes import Scopes
 from retire.sidecar.tasks import Tasks
 from retire.sidecar.tenants import Tenants
 from retire.sidecar.tracks import Tracks
+from retire.telemetry import names
+from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
     from retire.mailbox import Slot
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from retire.registry.term import TermAuthority
     from retire.sidecar.config import Settings
     from retire.telemetry.history import History
+
+_log = logging.getLogger(names.LOGGER_SIDECAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,12 @@ class Parts:
         self.lease.suspend()
         self.driver.answers.close()
         own = self.ports.identity
-        with contextlib.suppress(RetireError, TimeoutError):
+        try:
             async with asyncio.timeout(self.ports.settings.lease_s):
                 await self.ports.registry.expire(own.node, term=own.term, tenants=tenants)
                 await self.quotas.release()
+        except (RetireError, TimeoutError) as error:
+            _log.warning("leases run out by themselves", extra=fields(why=error or "no time left"))
         self.ports.tracks.close_all()
         await self.ports.tasks.close()
         await self.ports.registry.close()
