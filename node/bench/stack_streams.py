@@ -152,10 +152,11 @@ class Flow:
     @property
     def error(self) -> Mapping[str, Any] | None:
         """The error event, which must be the last."""
-        found = [f.body["error"] for f in self.frames if f.body and "error" in f.body]
+        bodies = [f.body for f in self.frames if f.body and f.event == "message"]
+        found = [body["error"] for body in bodies if "error" in body]
+        assert not found or (len(found) == 1 and "error" in bodies[-1]), self.frames[-3:]
         if not found:
             return None
-        assert len(found) == 1 and "error" in (self.frames[-1].body or {}), self.frames[-3:]
         return found[0]
 
     @property

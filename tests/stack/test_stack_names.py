@@ -46,7 +46,7 @@ def raw(stack: Stack, head: bytes) -> bytes:
     with socket.create_connection((address.hostname, address.port), timeout=30) as wire:
         try:
             wire.sendall(head)
-            return wire.recv(65536)
+            return b"".join(iter(lambda: wire.recv(65536), b""))
         except (ConnectionResetError, BrokenPipeError):
             return b""
 

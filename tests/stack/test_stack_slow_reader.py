@@ -6,12 +6,14 @@ this proves is that nothing is added to them after the ack, whatever waits behin
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from bench.stack_streams import COMPLETIONS, Agent, frames_of, streamed
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from bench.stack import Stack
     from bench.stack_streams import Frame
 
-WINDOW_BYTES = 2048  # of the client's socket; the kernel doubles it
-TOKENS = 3500
+WINDOW_BYTES = 4096  # of the client's receive buffer
+SEGMENT_BYTES = 1000  # the server's send buffer grows with the segment: 64 KB on loopback
+TOKENS = 3000
+AHEAD = 1500  # tokens computed before anything happens: far more than all buffers hold
 SECONDS = 60.0
 
 
@@ -31,27 +35,31 @@ class StuckReader:
     """A stream of which a few frames are read, and the rest only when it is asked for."""
 
     def __init__(self, agent: Agent, *, max_tokens: int = TOKENS, read: int = 3) -> None:
-        small = [(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)]
-        transport = httpx.HTTPTransport(socket_options=small)
-        self._client = httpx.Client(
-            base_url=agent.stack.url, transport=transport, timeout=httpx.Timeout(60.0)
-        )
-        body = streamed(agent.stack.body([11] * 40, max_tokens=max_tokens, logprobs=5))
-        request = self._client.build_request("POST", COMPLETIONS, json=body, headers=agent.headers)
-        self._answer = self._client.send(request, stream=True)
-        assert self._answer.status_code == 200
-        self._frames = frames_of(self._answer.iter_lines())
+        address = urlsplit(agent.stack.url)
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+        self._socket.settimeout(SECONDS)
+        self._socket.connect((address.hostname, address.port))
+        self._wire = http.client.HTTPConnection(str(address.hostname), address.port)
+        self._wire.sock = self._socket
+        body = streamed(agent.stack.body([11] * 40, max_tokens=max_tokens))
+        headers = {"content-type": "application/json", **agent.headers}
+        self._wire.request("POST", COMPLETIONS, json.dumps(body), headers)
+        answer = self._wire.getresponse()
+        assert answer.status == 200
+        self._frames = frames_of(line.decode().rstrip() for line in iter(answer.readline, b""))
         self.read: list[Frame] = [next(self._frames) for _ in range(read)]
 
     def rest(self) -> list[Frame]:
         """Read to the end; every frame of the stream."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self.read += list(self._frames)
         return self.read
 
     def close(self) -> None:
         """Hang up."""
-        self._answer.close()
-        self._client.close()
+        self._wire.close()
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def agent(stack: Stack) -> Agent:
 def stuck(agent: Agent) -> Iterator[StuckReader]:
     """A stream whose reader has stopped, with far more computed than its sockets hold."""
     reader = StuckReader(agent)
-    until_computed(agent, TOKENS - 300)
+    until_computed(agent, AHEAD)
     yield reader
     reader.close()
 
@@ -117,10 +125,10 @@ def test_the_acknowledgement_does_not_wait_for_the_reader(agent: Agent, stuck: S
 
 def test_a_reader_that_wakes_up_sees_every_token_when_nothing_is_superseded(agent: Agent) -> None:
     """NEGATIVE CONTROL: without a SUPERSEDE the tokens that waited are delivered, all of them."""
-    reader = StuckReader(agent, max_tokens=1500)
+    reader = StuckReader(agent, max_tokens=AHEAD)
     until_stalled(agent)
     frames = reader.rest()
-    assert token_count(frames) == 1500 and frames[-1].body is None
+    assert token_count(frames) == AHEAD and frames[-1].body is None
     reader.close()
 
 

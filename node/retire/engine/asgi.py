@@ -105,6 +105,7 @@ class GuardedSend:
     async def __call__(self, message: Message) -> None:
         """Publish one ASGI message of the application, or drop it."""
         if self._complete or (self._publication.ended is not None and self._gated()):
+            self._publication.frame_waits = True  # for ever: what it held was not published
             return  # the terminal event is, or will be, the last thing this response says
         if message["type"] == "http.response.start":
             await self._start(message)
@@ -138,10 +139,9 @@ class GuardedSend:
 
     async def _publish(self, message: Message) -> bool:
         self._publication.frame_waits = True
-        try:
-            return await self._publish_when_open(message)
-        finally:
-            self._publication.frame_waits = False
+        passed = await self._publish_when_open(message)
+        self._publication.frame_waits = not passed  # a dropped frame never leaves
+        return passed
 
     async def _publish_when_open(self, message: Message) -> bool:
         while True:

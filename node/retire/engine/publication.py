@@ -91,7 +91,8 @@ class Publication:
         self.tag: Tag | None = None
         self.ended: End | None = None
         self.streaming = False  # the response is an event stream and its head was written
-        self.frame_waits = False  # a frame has left the application, but not for the transport
+        # A frame has left the application, but not for the transport; it stays so when dropped.
+        self.frame_waits = False
         self.expected_choices = 1  # n of the request that is being added (seams/tags.py)
         self.expected_id = ""  # its external id
         self.consumers: list[Waker] = []
