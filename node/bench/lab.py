@@ -98,9 +98,10 @@ class Lab:
             key.tenant, key.scope, version.term, version.epoch, contract, terminal
         )
 
-    def certificate(self, key: ScopeKey, request_id: str) -> dict[str, Any]:
-        """What ALIGN decided for a request of this lab."""
-        return self.core.retire_certificate(key.tenant, key.scope, self.internal_id(request_id))
+    def certificate(self, key: ScopeKey) -> dict[str, Any]:
+        """What ALIGN decided for the request of the current version that waits to run."""
+        version = self.versions[key]
+        return self.core.retire_expect(key.tenant, key.scope, version.term, version.epoch)
 
     # --- requests -------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def test_successor_of_a_decoding_request_is_exact(lab: Lab, common: int, certifi
     expected = clean_run(lab, successor)
     retire_at(lab, OLD, outputs=3)
     stream = lab.submit("new", successor, lab.tag(lab.key))
-    outcome = lab.certificate(lab.key, "new")
+    outcome = lab.certificate(lab.key)
     lab.run()
     assert (outcome["inheritable_tokens"], outcome["certified_tokens"]) == (common, certified)
     assert stream.cached_tokens == certified
@@ -85,7 +85,7 @@ def test_successor_of_a_prefilling_request_is_exact(lab: Lab, steps: int) -> Non
     expected = clean_run(lab, successor)
     retire_at(lab, OLD, outputs=None, steps=steps)
     stream = lab.submit("new", successor, lab.tag(lab.key))
-    outcome = lab.certificate(lab.key, "new")
+    outcome = lab.certificate(lab.key)
     lab.run()
     frontier = min(steps * 64, 480)
     assert outcome["certified_tokens"] == frontier == stream.cached_tokens

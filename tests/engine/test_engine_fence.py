@@ -182,7 +182,7 @@ def test_supersede_of_a_finished_request_still_inherits(lab: Lab) -> None:
     assert [r["state"] for r in report["requests"]] == ["finished"]
     assert report["pinned_blocks"] > 0
     stream = lab.submit("new", NEW, lab.tag(lab.key))
-    assert lab.certificate(lab.key, "new")["certified_tokens"] == 480
+    assert lab.certificate(lab.key)["certified_tokens"] == 480
     lab.run()
     assert stream.cached_tokens == 480
 

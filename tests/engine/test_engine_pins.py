@@ -68,7 +68,7 @@ def test_quota_zero_means_a_cold_and_correct_successor(quota: Lab) -> None:
     retire_decoding(lab, lab.key)
     report = lab.fence(lab.key)
     stream = lab.submit("new", NEW, lab.tag(lab.key))
-    outcome = lab.certificate(lab.key, "new")
+    outcome = lab.certificate(lab.key)
     lab.run()
     assert (report["pinned_blocks"], report["quota_left"]) == (0, 0)
     assert (outcome["certified_tokens"], outcome["stop_reason"]) == (0, "quota")
@@ -95,12 +95,26 @@ def test_one_tenants_pins_do_not_use_anothers_quota(quota: Lab) -> None:
     lab.core.retire_release("acme", lab.key.scope)
 
 
+def test_a_scope_shows_its_own_pins(quota: Lab) -> None:
+    """Inspecting a scope counts what is kept for it, not what its tenant keeps elsewhere."""
+    lab = quota
+    neighbour = ScopeKey(lab.key.tenant, "another-plan")
+    retire_decoding(lab, lab.key)
+    retire_decoding(lab, neighbour, prompt_tokens(320, 99))
+    kept = [lab.fence(key)["pinned_blocks"] for key in (lab.key, neighbour)]
+    inspected = [lab.core.retire_inspect(k.tenant, k.scope) for k in (lab.key, neighbour)]
+    assert [one["pinned_blocks"] for one in inspected] == kept
+    assert lab.core.retire_inspect(lab.key.tenant, None)["pinned_blocks"] == sum(kept) > 0
+    for key in (lab.key, neighbour):
+        lab.core.retire_release(key.tenant, key.scope)
+
+
 def test_inherit_never_starts_cold(lab: Lab) -> None:
     """A contract that forbids reuse pins nothing and reads no cache."""
     retire_decoding(lab, lab.key)
     assert lab.fence(lab.key, {"inherit": "never"})["pinned_blocks"] == 0
     stream = lab.submit("new", NEW, lab.tag(lab.key, inherit=False))
-    assert lab.certificate(lab.key, "new")["stop_reason"] == "contract"
+    assert lab.certificate(lab.key)["stop_reason"] == "contract"
     lab.run()
     assert stream.cached_tokens == 0
 

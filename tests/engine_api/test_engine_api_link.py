@@ -100,7 +100,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await sidecar.start()
     monkeypatch.setenv("RETIRE_MAILBOX", str(sidecar.mailbox_path))
     engine = EngineTable(answers={
-        "retire_hello": HELLO, "retire_fence": FENCED, "retire_certificate": SIGNED,
+        "retire_hello": HELLO, "retire_fence": FENCED, "retire_expect": SIGNED,
         "retire_inspect": {"requests": [], "pinned_blocks": 0}, "retire_release": 4,
     })  # fmt: skip
     link = SidecarLink(Settings(sidecar=f"unix:{sidecar.socket}"), CoreCalls(engine))
@@ -173,7 +173,7 @@ async def test_the_receipt_has_every_part(world: World) -> None:
     assert receipt.stop_reason is StopReason.FIRST_DIFFERENCE
     assert receipt.pin is not None and receipt.pin.blocks == 3
     assert receipt.successor_request_id == "s-1"
-    assert ("retire_certificate", "default", "plan", "s-1") in world.engine.calls
+    assert ("retire_expect", "default", "plan", V2.term, V2.epoch) in world.engine.calls
     await until(lambda: len(world.sidecar.reports) == 1)
     assert receipt_from_dict(json.loads(world.sidecar.reports[0].receipt_json)) == receipt
 

@@ -37,9 +37,9 @@ class CoreCalls:
             "retire_fence", key.tenant, key.scope, to.term, to.epoch, plain, terminal
         )
 
-    async def certificate(self, key: ScopeKey, request_id: str) -> dict[str, Any]:
-        """What ALIGN signed for a successor; ask after sending its request (one channel)."""
-        return await self._call("retire_certificate", key.tenant, key.scope, request_id)
+    async def expect(self, key: ScopeKey, to: Version) -> dict[str, Any]:
+        """What ALIGN decides for the first request of version ``to``; ask before sending it."""
+        return await self._call("retire_expect", key.tenant, key.scope, to.term, to.epoch)
 
     async def release(self, key: ScopeKey) -> int:
         """Give up what is kept for the scope's successor; blocks released."""

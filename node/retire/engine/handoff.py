@@ -2,7 +2,7 @@
 
 ADVANCE and FENCE are the sidecar's: it commits, closes every gate, fences the engines and streams
 ``committed``, ``unpublishable``, ``fenced``. Here the successor is let into the engine as soon as
-the commit is known, ALIGN's certificate is fetched once it is in (RESUME), and everything becomes
+the commit is known, ALIGN's certificate comes back as it enters (RESUME), and everything becomes
 one receipt, which is reported and handed to the caller before the successor's first token.
 
 Must never import vLLM or touch a socket: the sidecar, the engine and the successor are handed in.
@@ -25,7 +25,7 @@ from retire.sidecar import convert
 
 if TYPE_CHECKING:
     from retire.engine.core_calls import CoreCalls
-    from retire.protocol.versions import ScopeKey
+    from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.client import Mutation, NodeClient
     from retire.sidecar.pb import node_pb2 as pb
 
@@ -67,6 +67,7 @@ class Order:
     mutation: Mutation
     contract: Contract = field(default_factory=Contract)
     trace_id: str | None = None
+    successor: bool = True  # one comes with this call
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Handoff:
         self._unpublishable: asyncio.Future[pb.Unpublishable] = loop.create_future()
         self._fenced: asyncio.Future[pb.Fenced] = loop.create_future()
         self._outcome: asyncio.Future[Outcome] = loop.create_future()
+        self._aligned: asyncio.Task[tuple[dict[str, Any], float]] | None = None
         self._client = client
         self._core = core
         self._started = time.perf_counter()
@@ -134,6 +136,8 @@ class Handoff:
             )
             async for event in stream:
                 name = event.WhichOneof("event")
+                if name == "committed":
+                    self._expect(event.committed)
                 if name in stages and not stages[name].done():
                     stages[name].set_result(getattr(event, name))  # type: ignore[arg-type]
         except RetireError as error:
@@ -142,6 +146,19 @@ class Handoff:
             for future in stages.values():
                 _fail(future, failure)
 
+    def _expect(self, committed: pb.Committed) -> None:
+        """Ask for the certificate before the successor can be sent: both use one channel in order.
+
+        Asked afterwards, the answer would wait for the step that begins with the successor.
+        """
+        if self.order.successor and not committed.replayed:
+            to_version = convert.version_from(committed.to)
+            self._aligned = asyncio.create_task(self._align(to_version))
+
+    async def _align(self, to_version: Version) -> tuple[dict[str, Any], float]:
+        certificate = await self._core.expect(self.order.key, to_version)
+        return certificate, self._ms()
+
     async def _complete(self) -> Receipt:
         committed = await self.committed
         outcome = await self._outcome
@@ -149,7 +166,7 @@ class Handoff:
         unpublishable = await self._unpublishable
         fenced = await self._fenced
         if isinstance(outcome, Refused):
-            await self._core.release(self.order.key)
+            await self._core.release(self.order.key)  # answers the expectation too
         return receipt_of(
             Facts(
                 self.order,
@@ -164,12 +181,11 @@ class Handoff:
         )
 
     async def _certificate(self, outcome: Outcome) -> tuple[dict[str, Any] | None, float | None]:
-        if not isinstance(outcome, Admitted):
+        if not isinstance(outcome, Admitted) or self._aligned is None:
             return None, None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CERTIFICATE_WAIT_S):
-                signed = await self._core.certificate(self.order.key, outcome.request_id)
-                return signed, self._ms()
+                return await self._aligned
         _log.warning("ALIGN did not answer; the receipt of %s says nothing of it", self.order.key)
         return None, None
 

@@ -152,6 +152,7 @@ class Inheritance:
 
         One that ended by itself before the fence is kept too, as far as its blocks are intact.
         """
+        self._answer_expected(key, below=version)
         if contract is not None:
             self._contracts[key] = contract
         keep = not terminal and (contract is None or not self.certifier.forbids(contract))
@@ -252,7 +253,6 @@ class Inheritance:
         certified = alignment.certified_tokens
         return Outcome(
             alignment,
-            key=record.key,
             from_version=record.version,
             frontier_tokens=record.frontier,
             chain=self.cache.cut(chain, certified) if certified else None,
@@ -320,12 +320,6 @@ class Inheritance:
         outcome = self._outcomes.get(request_id)
         return outcome.arrival_s if outcome is not None else None
 
-    def outcome(self, key: ScopeKey, request_id: str) -> Outcome:
-        """What ALIGN decided for a request of the scope, or for the first of its ``n`` samples."""
-        child = f"0_{request_id}"  # vLLM ParentRequest.get_child_info
-        found = self._outcomes.get(request_id) or self._outcomes.get(child, NOTHING)
-        return found if found.key in (None, key) else NOTHING
-
     # --- RECLAIM ---------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> None:
@@ -354,10 +348,14 @@ class Inheritance:
 
     def release(self, key: ScopeKey) -> int:
         """Give up what is kept for a scope's successor; returns the blocks of its leases."""
-        for expected in [at for at in self._expected if at[0] == key]:
-            for then in self._expected.pop(expected):
-                then("", NOTHING)
+        self._answer_expected(key)
         return self._forget(key)
+
+    def _answer_expected(self, key: ScopeKey, below: Version | None = None) -> None:
+        """Those who wait for a successor that comes no more get their answer."""
+        for at in [at for at in self._expected if at[0] == key and (not below or at[1] < below)]:
+            for then in self._expected.pop(at):
+                then("", NOTHING)
 
     def forget_all(self) -> None:
         """The cache is being reset: no record, lease or certificate survives it."""

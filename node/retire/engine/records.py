@@ -69,7 +69,6 @@ class Outcome:
     """What ALIGN decided for one successor."""
 
     alignment: Alignment
-    key: ScopeKey | None = None
     from_version: Version | None = None
     frontier_tokens: int = 0
     chain: Chain | None = None  # blocks to alias; None: cold

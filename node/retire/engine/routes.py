@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
     from retire.engine.link import SidecarLink
     from retire.engine.publication import Publication
     from retire.engine.settings import Settings
+    from retire.protocol.contract import Receipt
+    from retire.protocol.versions import Version
     from retire.sidecar.pb import node_pb2 as pb
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
 _SCOPE: Final = "/v1/scopes/{scope:path}"
+RECEIPTS_MAX: Final = 256  # a repeat that comes later finds the receipt in the registry
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -69,6 +73,8 @@ class ScopeRoutes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._receipts: OrderedDict[tuple[ScopeKey, Version], asyncio.Future[Receipt]]
+        self._receipts = OrderedDict()  # of the latest SUPERSEDEs made here, running or done
 
     def attach(self, app: Starlette) -> None:
         """Register the routes on ``app``."""
@@ -111,11 +117,15 @@ class ScopeRoutes:
         body = scope_calls.read_object(await request.body())
         call = scope_calls.read_supersede(body, headers)
         link = self._server.link()
-        order = Order(key, call.mutation, call.contract, call.trace_id)
+        order = Order(
+            key, call.mutation, call.contract, call.trace_id, successor=call.request is not None
+        )
         handoff = Handoff(order, client=link.client(), core=link.core)
         link.publications.spawn(handoff.run())
         try:
             committed = await asyncio.shield(handoff.committed)
+            if not committed.replayed:
+                self._remember(key, convert.version_from(committed.to), handoff.receipt)
             if call.request is None or committed.replayed:
                 return await self._without_successor(handoff, committed, call)
             started = await self._start(handoff, committed, call.request, request)
@@ -130,13 +140,21 @@ class ScopeRoutes:
         handoff.decide(NoSuccessor())
         if committed.receipt_json:
             receipt = {**json.loads(committed.receipt_json), "replayed": committed.replayed}
-        else:
-            receipt = receipt_to_dict(await asyncio.shield(handoff.receipt))
+        else:  # a repeat that came while the first call runs is told what that one is told
+            own = (handoff.order.key, convert.version_from(committed.to))
+            first = self._receipts.get(own, handoff.receipt)
+            receipt = receipt_to_dict(await asyncio.shield(first))
+            receipt["replayed"] = committed.replayed
         answer = _echo(call)
         if call.request is not None and call.request["stream"]:
             text = receipt_event(receipt) + "data: [DONE]\n\n"
             return Response(text, media_type="text/event-stream", headers=answer)
         return JSONResponse({"receipt": receipt, "response": None}, headers=answer)
+
+    def _remember(self, key: ScopeKey, to: Version, receipt: asyncio.Future[Receipt]) -> None:
+        self._receipts[key, to] = receipt
+        while len(self._receipts) > RECEIPTS_MAX:
+            self._receipts.popitem(last=False)
 
     async def _start(
         self, handoff: Handoff, committed: pb.Committed, body: dict[str, Any], request: Request

@@ -54,14 +54,6 @@ def retire_fence(  # noqa: PLR0917  (a utility call takes positional arguments)
     return reply.result() if reply.done() else reply
 
 
-def retire_certificate(self: Any, tenant: str, scope: str, request_id: str) -> dict[str, Any]:
-    """What ALIGN decided for a request that was added before."""
-    scheduler = _versioned(self)
-    return _certificate(
-        scheduler, scheduler.inheritance.outcome(ScopeKey(tenant, scope), request_id), tenant
-    )
-
-
 def retire_expect(self: Any, tenant: str, scope: str, term: int, epoch: int) -> Any:
     """What ALIGN decides for the first request of this version; answers when it has arrived.
 
@@ -118,7 +110,7 @@ def retire_pause(self: Any, tenant: str, scope: str, paused: bool) -> int:
 
 
 def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str, Any]:
-    """Live scoped requests (of one tenant or scope), pins and free blocks."""
+    """Live scoped requests and pins (of one tenant or scope), and free blocks."""
     scheduler = _versioned(self)
     ledger = scheduler.inheritance.ledger
     live = [
@@ -128,12 +120,20 @@ def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str
     ]
     return {
         "requests": live,
-        "pinned_blocks": ledger.total() if tenant is None else ledger.used(tenant),
+        "pinned_blocks": _pinned(scheduler.inheritance, tenant, scope),
         "pinned_by_tenant": ledger.by_tenant(),
         "free_blocks": scheduler.kv.free_blocks,
         "total_blocks": scheduler.kv.total_blocks,
         "audit": scheduler.inheritance.audit(),
     }
+
+
+def _pinned(inheritance: Any, tenant: str | None, scope: str | None) -> int:
+    if tenant is None:
+        return inheritance.ledger.total()
+    if scope is None:
+        return inheritance.ledger.used(tenant)
+    return inheritance.pinned_for(ScopeKey(tenant, scope))
 
 
 def retire_tick(self: Any) -> int:
@@ -204,7 +204,6 @@ def request_state(request: Any) -> str:
 _UTILITIES = (
     retire_hello,
     retire_fence,
-    retire_certificate,
     retire_expect,
     retire_release,
     retire_quota,
