@@ -63,7 +63,7 @@ async def serve(settings: Settings) -> None:
     await stopping.wait()
     _log.info("shutting down: gates close", extra=fields(node=settings.node))
     watching.cancel()
-    parts.lease.suspend()
+    parts.close_gates()
     await server.stop(_GRACE_S)
     await parts.stop()
 

@@ -80,6 +80,7 @@ class Parts:
         )
         self.joins = Joins(ports, self.tenants, joining)
         self.quotas = Quotas(ports)
+        self._keeping: asyncio.Task[None] | None = None
         self.tenants.on_lost = self._lost
         self.tenants.on_opened = self.quotas.open
 
@@ -88,13 +89,19 @@ class Parts:
         for slot in self.mailbox.slots():
             self._recover(slot)
         self.rebuild.start()
-        self.ports.tasks.spawn(self.lease.run(), name="lease keeper")
+        self._keeping = self.ports.tasks.spawn(self.lease.run(), name="lease keeper")
         self.ports.tasks.spawn(self.quotas.run(), name="pin quotas")
+
+    def close_gates(self) -> None:
+        """Nothing is published and nothing renewed any more: a late renewal would outlive us."""
+        self.lease.suspend()
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     async def stop(self) -> None:
         """Close the gates, end the leases so that no committer waits for them, let go."""
+        self.close_gates()
         tenants = tuple(self.tenants.terms)
-        self.lease.suspend()
         self.driver.answers.close()
         own = self.ports.identity
         try:
