@@ -218,25 +218,15 @@ def _superseded(seen: Seen, clean: Reference) -> Iterator[str]:
     yield from _answer("the successor", leader, clean)
     followers = [one for one in seen.answers if one is not leader]
     for one in (*followers, *([seen.again] if seen.again else ())):
-        yield from _replay(seen, one)
-    if seen.again is not None:
-        yield from _same_receipt(leader, seen.again)
+        yield from _replay(leader, one)
 
 
-def _replay(seen: Seen, one: Connection) -> Iterator[str]:
+def _replay(leader: Connection, one: Connection) -> Iterator[str]:
+    """A duplicate is told what the first call was told, and runs nothing."""
     if one.status != 200 or one.tokens or one.receipt is None or not one.done:
         yield f"a duplicate answered {one.status}, {len(one.tokens)} tokens, {one.errors}"
-        return
-    yield from _receipt(seen, one.receipt)
-    if not one.receipt["replayed"]:
-        yield "the duplicate's receipt is not marked as replayed"
-
-
-def _same_receipt(leader: Connection, again: Connection) -> Iterator[str]:
-    if leader.receipt is None or again.receipt is None:
-        return
-    if {**leader.receipt, "replayed": True} != dict(again.receipt):
-        yield "a later duplicate got another receipt"
+    elif leader.receipt is not None:
+        yield from _differences("a duplicate", {**leader.receipt, "replayed": True}, one.receipt)
 
 
 def _cancelled(seen: Seen) -> Iterator[str]:
