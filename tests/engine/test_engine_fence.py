@@ -196,3 +196,20 @@ def test_cancel_keeps_nothing(lab: Lab) -> None:
     assert lab.fence(lab.key, terminal=True)["pinned_blocks"] == 0
     lab.run()
     assert lab.settled() == []
+
+
+@pytest.mark.parametrize("steps", [4, 14], ids=["mid-prefill", "mid-decode"])
+def test_supersede_after_the_client_left_inherits_what_was_built(lab: Lab, steps: int) -> None:
+    """I3: a watchdog closed the stream first; the KV already written is not lost."""
+    lab.submit("old", OLD, lab.tag(lab.key), max_tokens=100)
+    for _ in range(steps):
+        lab.step()
+    written = lab.request("old").num_computed_tokens
+    lab.engine.abort_request(["old"])
+    lab.run()
+    lab.advance(lab.key)
+    report = lab.fence(lab.key)
+    assert [r["state"] for r in report["requests"]] == ["finished"]
+    stream = lab.submit("new", NEW, lab.tag(lab.key))
+    lab.run()
+    assert stream.cached_tokens == min(written, 480) // 32 * 32 > 0
