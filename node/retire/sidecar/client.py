@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from retire.protocol.contract import Contract
+    from retire.protocol.errors import RetireError
     from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.config import Tls
 
@@ -31,6 +32,8 @@ _EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - missing from the type stubs
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),  # callers retry with their idempotency key
+    ("grpc.optimization_target", "latency"),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -194,18 +197,23 @@ class NodeClient:
         """
         attempt = 0
         while True:
+            call = self._stub.Attach()
             try:
-                call = self._stub.Attach()
                 await call.write(pb.GateReport(hello=hello()))
                 attempt = await _serve_link(call, handler, on_welcome)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise status.from_rpc(error) from error
-                _log.debug(
-                    "sidecar unreachable; gates close by lease", extra=fields(error=error.details())
-                )
+                refused = await _refusal(call)
+                if refused is not None:
+                    raise refused from error
+                _log.debug("no sidecar; gates close by lease", extra=fields(why=error.details()))
             await asyncio.sleep(_REATTACH_S[min(attempt, len(_REATTACH_S) - 1)])
             attempt += 1
+
+
+async def _refusal(call: Any) -> RetireError | None:
+    """What the sidecar raised, if it did; a broken link (whatever its status) is tried again."""
+    metadata = await call.trailing_metadata()
+    return next((status.decode(v) for k, v in metadata or () if k == status.METADATA_KEY), None)
 
 
 async def _serve_link(
