@@ -228,3 +228,11 @@ def test_what_is_no_record_is_refused() -> None:
     """A programmer's error, loudly."""
     with pytest.raises(TypeError):
         Facts().observe("published")  # type: ignore[arg-type]
+
+
+def test_a_rebuild_retires_the_work_of_lower_terms() -> None:
+    """Its blocks may be reclaimed once its writers are closed, and it owes no progress."""
+    begun = [commit(V0, V1, "k"), Submitted(0, K, V1, "r"), RegistryRebuilt(0, "acme", 2)]
+    closed, freed = WritersClosed(0, "n", K, Version(2, 1)), Freed(0, "n", K, V1, (4,))
+    assert check([*begun, closed, freed]) == []
+    assert [v.name for v in check([*begun, freed])] == ["C3.freed_open"]

@@ -171,7 +171,7 @@ class Facts:
         stuck = [
             (key, version)
             for key, version in self.submitted
-            if version >= self.current.get(key, version) and (key, version) not in self.progressed
+            if not self._retired(key, version) and (key, version) not in self.progressed
         ]
         return [("C4.no_progress", f"{key} {version}") for key, version in sorted(stuck)]
 
@@ -306,14 +306,20 @@ class Facts:
             broken.append("C3.certified_write")
         return broken
 
+    def _retired(self, key: ScopeKey, version: Version) -> bool:
+        """A commit or a rebuild has raised the scope above ``version``."""
+        rebuilt = version.term < self.terms.get(key.tenant, 0)
+        return rebuilt or version < self.current.get(key, version)
+
     def _freed(self, r: Freed) -> list[str]:
         broken: list[str] = []
         me = (r.key, r.version)
         running = me in self.submitted and me not in self.finished
-        if r.version == self.current.get(r.key) and running:
+        retired = self._retired(r.key, r.version)
+        if r.version == self.current.get(r.key) and running and not retired:
             broken.append("C3.freed_running")
         closed = self.closed.get((r.node, r.key))
-        if r.version < self.current.get(r.key, r.version) and not (closed and closed > r.version):
+        if retired and not (closed and closed > r.version):
             broken.append("C3.freed_open")
         for block in ((r.node, b) for b in r.blocks):
             left = self.owners.pop(block, frozenset[_Owner]()) - {me}
