@@ -53,7 +53,11 @@ class Stream:
 
 
 class Lab:
-    """One engine and its mailbox. ``close()`` ends both."""
+    """One engine and its mailbox. ``close()`` ends both.
+
+    ``model``: the name of a tiny model, or a path. ``quantum``: tokens a scoped prefill may compute in
+    one step. Other arguments go to vLLM's ``EngineArgs``.
+    """
 
     def __init__(self, model: str = "qwen3-tiny", *, quantum: int = 64, **engine_args: Any) -> None:
         self.dir = tempfile.TemporaryDirectory(prefix="retire-lab-")
@@ -291,7 +295,8 @@ def _engine(model: str, engine_args: dict[str, Any]) -> Any:
         "seed": 0,
         "disable_log_stats": True,
     }
-    args = EngineArgs(model=str(tiny_model(model)), **{**defaults, **engine_args})
+    path = model if "/" in model else str(tiny_model(model))
+    args = EngineArgs(model=path, **{**defaults, **engine_args})
     return LLMEngine.from_engine_args(args)
 
 
