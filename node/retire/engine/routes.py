@@ -140,9 +140,10 @@ class ScopeRoutes:
         handoff.decide(NoSuccessor())
         if committed.receipt_json:
             receipt = {**json.loads(committed.receipt_json), "replayed": committed.replayed}
-        else:  # a repeat that came while the first call runs is told what that one is told
-            own = (handoff.order.key, convert.version_from(committed.to))
-            first = self._receipts.get(own, handoff.receipt)
+        else:
+            own = await asyncio.shield(handoff.receipt)
+            # A repeat that came while the first call runs is told what that one is told.
+            first = self._receipts.get((own.key, own.to_version), handoff.receipt)
             receipt = receipt_to_dict(await asyncio.shield(first))
             receipt["replayed"] = committed.replayed
         answer = _echo(call)

@@ -150,13 +150,17 @@ class LeaseState:
         return replace(self, deadline_ns=sooner, in_flight=rest, grants=(*self.grants, grant))
 
     def _caught_up(self) -> LeaseState:
-        """Take the last grant whose every commit is applied; it must cover every joined tenant."""
+        """Take the last grant whose every commit is applied; it must cover all that may be open.
+
+        A tenant that joined after it was asked for has nothing open yet and waits for the next one:
+        were it to hold this one up, tenants that keep joining would end everybody's lease.
+        """
         applied = dict(self.applied)
         for grant in reversed(self.grants):
             needed = dict(grant.sequences)
             reached = all(applied.get(t, s) >= s for t, s in needed.items())
-            if reached and applied.keys() <= needed.keys():
+            if reached and self.covered <= needed.keys():
                 later = self.grants[self.grants.index(grant) + 1 :]
-                covered = frozenset(applied)
+                covered = frozenset(applied.keys() & needed.keys())
                 return replace(self, deadline_ns=grant.deadline_ns, covered=covered, grants=later)
         return self
