@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from retire.sidecar import convert, status
+from retire.sidecar.gate_link import GateHandler, GateLink
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.pb.node_pb2_grpc import NodeStub
 from retire.telemetry import names
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.config import Tls
 
+__all__ = ["GateHandler", "Joined", "Mutation", "NodeClient"]
+
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 _REATTACH_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - missing from the type stubs
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.use_local_subchannel_pool", 1),
@@ -62,29 +64,6 @@ class Mutation:
     idempotency_key: str
     body_digest: bytes = b""  # sha256 of the caller's body
     traceparent: str = ""
-
-
-class GateHandler(Protocol):
-    """What an API process does when the sidecar commands it. Handlers may raise; the text is
-    sent.
-    """
-
-    async def switch(self, command: pb.Switch) -> dict[str, int]:
-        """End every stream of an older stamp; pass a barrier through the event loop; then return
-        request id -> index of the last delivered output token (absent: none was)."""
-        ...
-
-    async def fence(self, command: pb.Fence) -> pb.Fenced:
-        """Stop the engine's old work of the scope and return its receipts."""
-        ...
-
-    async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
-        """Live requests and pins of the scope in this engine."""
-        ...
-
-    def quota(self, command: pb.Quota) -> None:
-        """The node's pin quota of a tenant changed."""
-        ...
 
 
 class NodeClient:
@@ -199,8 +178,10 @@ class NodeClient:
         while True:
             call = self._stub.Attach()
             try:
-                await call.write(pb.GateReport(hello=hello()))
-                attempt = await _serve_link(call, handler, on_welcome)
+                name = hello()
+                await call.write(pb.GateReport(hello=name))
+                await GateLink(call, handler, on_welcome).serve(name.gate)
+                attempt = 0
             except grpc.aio.AioRpcError as error:
                 refused = await _refusal(call)
                 if refused is not None:
@@ -214,71 +195,6 @@ async def _refusal(call: Any) -> RetireError | None:
     """What the sidecar raised, if it did; a broken link (whatever its status) is tried again."""
     metadata = await call.trailing_metadata()
     return next((status.decode(v) for k, v in metadata or () if k == status.METADATA_KEY), None)
-
-
-async def _serve_link(
-    call: Any, handler: GateHandler, on_welcome: Callable[[pb.Welcome], None]
-) -> int:
-    """Answer commands until the stream ends; returns 0: the next attempt starts afresh."""
-    writing = asyncio.Lock()
-    running: set[asyncio.Task[None]] = set()
-    try:
-        while (command := await call.read()) is not _EOF:
-            match command.WhichOneof("body"):
-                case "welcome":
-                    on_welcome(command.welcome)
-                case "quota":
-                    handler.quota(command.quota)
-                case _:
-                    task = asyncio.create_task(_answer(call, command, handler, writing))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-    finally:
-        for task in running:
-            task.cancel()
-        call.cancel()
-    return 0
-
-
-async def _answer(
-    call: Any, command: pb.GateCommand, handler: GateHandler, writing: asyncio.Lock
-) -> None:
-    report = await _handled(command, handler)
-    if report is not None:
-        async with writing:  # one message at a time on a gRPC stream
-            await call.write(report)
-
-
-async def _handled(command: pb.GateCommand, handler: GateHandler) -> pb.GateReport | None:
-    """Run one command. A Switch that fails is not acked: the sidecar then waits out the lease."""
-    number = command.command
-    kind = command.WhichOneof("body")
-    try:
-        match kind:
-            case "switch":
-                last = await handler.switch(command.switch)
-                return pb.GateReport(
-                    switch_ack=pb.SwitchAck(command=number, last_published_index=last)
-                )
-            case "fence":
-                fenced = await handler.fence(command.fence)
-                return pb.GateReport(fence=pb.FenceReply(command=number, fenced=fenced))
-            case "inspect":
-                reply = await handler.inspect(command.inspect)
-                reply.command = number
-                return pb.GateReport(inspect=reply)
-    except Exception as error:
-        _log.exception("command failed", extra=fields(command=kind))
-        return _failed(kind, number, f"{type(error).__name__}: {error}")
-    return None
-
-
-def _failed(kind: str | None, number: int, text: str) -> pb.GateReport | None:
-    if kind == "fence":
-        return pb.GateReport(fence=pb.FenceReply(command=number, error=text))
-    if kind == "inspect":
-        return pb.GateReport(inspect=pb.InspectReply(command=number, error=text))
-    return None
 
 
 def _scope_request(key: ScopeKey, mutation: Mutation) -> pb.ScopeRequest:

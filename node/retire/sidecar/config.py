@@ -54,6 +54,11 @@ class Settings:
     pin_quota_blocks: int | None = None  # default tenant quota; None: unlimited
     log_format: str = "plain"
 
+    @property
+    def lane(self) -> Path:
+        """Unix socket of the lanes, beside the gRPC one."""
+        return self.socket.with_name(self.socket.name + ".lane")
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Read ``RETIRE_*``; raises InvalidField naming the variable."""

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from retire.protocol.contract import GateOutcome
 from retire.protocol.errors import Unavailable
+from retire.sidecar.lane import frame
 from retire.sidecar.pb import node_pb2 as pb
 from retire.telemetry import names
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from retire.sidecar.lane import SidecarEnd
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 
@@ -28,15 +31,23 @@ class LinkLost(Unavailable):
     """The API process closed its link before it answered."""
 
 
+class Ask(NamedTuple):
+    """A command that one process is to answer."""
+
+    answer: asyncio.Future[pb.GateReport]
+    command: pb.GateCommand
+
+
 class Link:
     """One attached API process: an outbox of commands and the asks it has not answered."""
 
-    __slots__ = ("_outbox", "_wake", "asks", "closed", "hello")
+    __slots__ = ("_outbox", "_wake", "asks", "closed", "hello", "lane")
 
     def __init__(self, hello: pb.Hello) -> None:
         self.hello = hello
         self.closed = False
-        self.asks: dict[int, asyncio.Future[pb.GateReport]] = {}
+        self.lane: SidecarEnd | None = None  # the short way, once the process has connected it
+        self.asks: dict[int, Ask] = {}
         self._outbox: deque[pb.GateCommand] = deque()
         self._wake: asyncio.Future[None] | None = None
 
@@ -66,9 +77,11 @@ class Link:
     def close(self) -> None:
         """Fail every ask; nothing is sent any more."""
         self.closed = True
+        if self.lane is not None:
+            self.lane.close()
         for ask in self.asks.values():
-            if not ask.done():
-                ask.set_exception(LinkLost(f"gate {self.gate!r} detached"))
+            if not ask.answer.done():
+                ask.answer.set_exception(LinkLost(f"gate {self.gate!r} detached"))
         self.asks.clear()
 
 
@@ -91,17 +104,27 @@ class SwitchRound:
     closes only with the process, or by its own doing after its streams) cannot publish at all.
     """
 
-    __slots__ = ("_clock", "_on_settled", "_timer", "answers", "last_published", "waiting")
+    __slots__ = (
+        "_clock",
+        "_on_settled",
+        "_timer",
+        "answers",
+        "body",
+        "last_published",
+        "waiting",
+    )
 
     def __init__(
         self,
         links: Iterable[Link],
+        body: pb.Switch,
         *,
         lease_s: float,
         clock: Callable[[], float],
         on_settled: Callable[[SwitchRound], None],
     ) -> None:
         self.waiting: set[Link] = set(links)
+        self.body = body
         self.answers: list[Answer] = []
         self.last_published: dict[str, int] = {}  # request id -> index of the last delivered token
         self._clock = clock
@@ -154,6 +177,18 @@ class Links:
     def __len__(self) -> int:
         return len(self._links)
 
+    def find(self, gate: str) -> Link | None:
+        """The link of a gate, by the name it gave itself."""
+        return self._links.get(gate)
+
+    def ask_again(self, link: Link) -> None:
+        """The gate's lane broke: what it has not acked goes over its stream. Twice does no harm."""
+        for command, pending in self._rounds.items():
+            if link in pending.waiting and not link.closed:
+                link.send(pb.GateCommand(command=command, switch=pending.body))
+        for ask in link.asks.values():
+            link.send(ask.command)
+
     def attach(self, hello: pb.Hello) -> Link:
         """Admit a process; a link of the same name is replaced (the process reconnected)."""
         old = self._links.get(hello.gate)
@@ -191,11 +226,15 @@ class Links:
             on_settled(done)
 
         self._rounds[command] = SwitchRound(
-            links, lease_s=self._lease_s, clock=self._clock, on_settled=settled
+            links, body, lease_s=self._lease_s, clock=self._clock, on_settled=settled
         )
         message = pb.GateCommand(command=command, switch=body)
+        encoded = frame(message)
         for link in links:
-            link.send(message)
+            if link.lane is not None:
+                link.lane.write(encoded)
+            else:
+                link.send(message)
 
     async def ask(self, link: Link, command: pb.GateCommand, *, timeout_s: float) -> pb.GateReport:
         """Send one Fence or Inspect and wait for its answer. Raises LinkLost or TimeoutError."""
@@ -203,8 +242,11 @@ class Links:
             raise LinkLost(f"gate {link.gate!r} detached")
         command.command = number = next(self._commands)
         answer: asyncio.Future[pb.GateReport] = asyncio.get_running_loop().create_future()
-        link.asks[number] = answer
-        link.send(command)
+        link.asks[number] = Ask(answer, command)
+        if link.lane is not None:
+            link.lane.write(frame(command))
+        else:
+            link.send(command)
         try:
             return await asyncio.wait_for(answer, timeout_s)
         finally:
@@ -226,8 +268,8 @@ class Links:
             return
         number = report.fence.command if kind == "fence" else report.inspect.command
         ask = link.asks.get(number)
-        if ask is not None and not ask.done():
-            ask.set_result(report)
+        if ask is not None and not ask.answer.done():
+            ask.answer.set_result(report)
 
     def engines(self) -> dict[str, list[Link]]:
         """Engine boot id -> the links that reach it, oldest first (processes share an engine)."""

@@ -105,8 +105,11 @@ class Node:
     def attach(self, hello: pb.Hello) -> Link:
         """Welcome an API process; tell it its quotas and what moved while it was away."""
         link = self.links.attach(hello)
+        settings = self._ports.settings
         welcome = pb.Welcome(
-            node=self._ports.identity.node, publish_lease_s=self._ports.settings.lease_s
+            node=self._ports.identity.node,
+            publish_lease_s=settings.lease_s,
+            lane=str(settings.lane),
         )
         self.links.tell(pb.GateCommand(welcome=welcome), only=link)
         self._parts.quotas.greet(link)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from retire.protocol.errors import InvalidField, RetireError
-from retire.sidecar import convert, status
+from retire.sidecar import convert, lane, status
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.pb import node_pb2_grpc
 from retire.telemetry import names
@@ -187,6 +187,7 @@ class Server:
         self._settings = settings
         self._health = HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
+        self._lanes: asyncio.Server | None = None
         self.port: int | None = None  # bound TCP port, once started with ``listen``
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         node_pb2_grpc.add_NodeServicer_to_server(NodeService(node), self._server)
@@ -204,6 +205,7 @@ class Server:
             await self._server.start()
         finally:
             os.umask(previous)
+        self._lanes = await lane.listen(self._node.links, self._settings.lane)
         await self.set_serving(False)
 
     async def set_serving(self, serving: bool) -> None:
@@ -216,8 +218,11 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let running ones end within ``grace_s``, remove the socket."""
         await self._health.enter_graceful_shutdown()
+        if self._lanes is not None:
+            self._lanes.close()
         await self._server.stop(grace_s)
-        self._settings.socket.unlink(missing_ok=True)
+        for path in (self._settings.socket, self._settings.lane):
+            path.unlink(missing_ok=True)
 
     def _bind(self, listen: str) -> int:
         tls = self._settings.tls

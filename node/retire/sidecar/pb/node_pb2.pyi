@@ -421,12 +421,14 @@ class GateCommand(_message.Message):
     def __init__(self, command: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("node", "publish_lease_s")
+    __slots__ = ("node", "publish_lease_s", "lane")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     node: str
     publish_lease_s: float
-    def __init__(self, node: _Optional[str] = ..., publish_lease_s: _Optional[float] = ...) -> None: ...
+    lane: str
+    def __init__(self, node: _Optional[str] = ..., publish_lease_s: _Optional[float] = ..., lane: _Optional[str] = ...) -> None: ...
 
 class Switch(_message.Message):
     __slots__ = ("key", "to", "slot_index", "kind")
