@@ -1,4 +1,4 @@
-"""The lane beside the Attach stream: used when it is there; the stream takes over when it breaks."""
+"""The lane beside the Attach stream: used when it is there; else the stream takes over."""
 
 from __future__ import annotations
 
