@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -19,6 +18,7 @@ from retire.engine.admission import slot_ref
 from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, inherits
 from retire.engine.headers import first_values, path_scope, tenant_of
 from retire.engine.publication import CURRENT
+from retire.engine.repeats import Repeats
 from retire.engine.replies import error_headers, error_json
 from retire.engine.successor import Successor
 from retire.engine.tag import Tag
@@ -36,14 +36,11 @@ if TYPE_CHECKING:
     from retire.engine.link import SidecarLink
     from retire.engine.publication import Publication
     from retire.engine.settings import Settings
-    from retire.protocol.contract import Receipt
-    from retire.protocol.versions import Version
     from retire.sidecar.pb import node_pb2 as pb
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
 _SCOPE: Final = "/v1/scopes/{scope:path}"
-RECEIPTS_MAX: Final = 256  # a repeat that comes later finds the receipt in the registry
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -73,8 +70,7 @@ class ScopeRoutes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._receipts: OrderedDict[tuple[ScopeKey, Version], asyncio.Future[Receipt]]
-        self._receipts = OrderedDict()  # of the latest SUPERSEDEs made here, running or done
+        self._repeats = Repeats()
 
     def attach(self, app: Starlette) -> None:
         """Register the routes on ``app``."""
@@ -121,11 +117,10 @@ class ScopeRoutes:
             key, call.mutation, call.contract, call.trace_id, successor=call.request is not None
         )
         handoff = Handoff(order, client=link.client(), core=link.core)
+        self._repeats.add(handoff)
         link.publications.spawn(handoff.run())
         try:
             committed = await asyncio.shield(handoff.committed)
-            if not committed.replayed:
-                self._remember(key, convert.version_from(committed.to), handoff.receipt)
             if call.request is None or committed.replayed:
                 return await self._without_successor(handoff, committed, call)
             started = await self._start(handoff, committed, call.request, request)
@@ -141,21 +136,13 @@ class ScopeRoutes:
         if committed.receipt_json:
             receipt = {**json.loads(committed.receipt_json), "replayed": committed.replayed}
         else:
-            own = await asyncio.shield(handoff.receipt)
-            # A repeat that came while the first call runs is told what that one is told.
-            first = self._receipts.get((own.key, own.to_version), handoff.receipt)
-            receipt = receipt_to_dict(await asyncio.shield(first))
+            receipt = receipt_to_dict(await self._repeats.receipt(handoff))
             receipt["replayed"] = committed.replayed
         answer = _echo(call)
         if call.request is not None and call.request["stream"]:
             text = receipt_event(receipt) + "data: [DONE]\n\n"
             return Response(text, media_type="text/event-stream", headers=answer)
         return JSONResponse({"receipt": receipt, "response": None}, headers=answer)
-
-    def _remember(self, key: ScopeKey, to: Version, receipt: asyncio.Future[Receipt]) -> None:
-        self._receipts[key, to] = receipt
-        while len(self._receipts) > RECEIPTS_MAX:
-            self._receipts.popitem(last=False)
 
     async def _start(
         self, handoff: Handoff, committed: pb.Committed, body: dict[str, Any], request: Request
