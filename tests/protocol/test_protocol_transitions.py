@@ -309,3 +309,17 @@ def test_a_burst_of_revisions_stays_bounded() -> None:
     assert s.state.version == Version(1, 100) and len(s.state.transitions) <= RETIRED_MAX + 1
     s.reclaim(version)
     assert s.state.phase is Phase.CURRENT
+
+
+def test_a_burst_without_successors_stays_bounded() -> None:
+    """100 versions that nobody ran under: none waits in the chain for a successor of its own."""
+    s = Story()
+    version = V0
+    for n in range(100):
+        s.commit(f"c{n}", Change.SUPERSEDE, version)
+        version = version.next_epoch()
+        s.fence(version)
+    assert s.state.version == Version(1, 100) and len(s.state.transitions) <= RETIRED_MAX + 1
+    s.resume(version)
+    s.reclaim(version)
+    assert s.state.phase is Phase.CURRENT

@@ -233,10 +233,16 @@ def _order_reclaim(state: ScopeState, t: Transition) -> tuple[Transition, list[E
     return replace(t, reclaiming=t.reclaiming | frozenset(due)), orders
 
 
+def _is_quiet(state: ScopeState, t: Transition) -> bool:
+    """It waits for memory only, or for a successor that came too late: the version has moved on."""
+    superseded = t.stage is Phase.ALIGNING and t.to_version != state.version
+    return superseded or t.stage is Phase.RECLAIMING
+
+
 def _merged(state: ScopeState) -> tuple[Transition, ...]:
-    """Join the two oldest transitions that wait for memory only, so that a burst stays bounded."""
+    """Join the two oldest transitions in which nothing happens any more: a burst stays bounded."""
     chain = state.transitions
-    while len(chain) > RETIRED_MAX and all(t.stage is Phase.RECLAIMING for t in chain[:2]):
+    while len(chain) > RETIRED_MAX and all(_is_quiet(state, t) for t in chain[:2]):
         old, young = chain[:2]
         joined = replace(
             young,
