@@ -56,7 +56,7 @@ async def test_registry_and_sidecar_survive_each_others_crashes(layout, tmp_path
                     os.kill(pid, signal.SIGKILL)
             await asyncio.wait_for(said(lines, f"{name} is back"), 10)
         assert await probes.registry_answers(layout.registry_socket)()
-        assert await probes.socket_answers(layout.sidecar_socket)()
+        assert await probes.sidecar_ready(layout.sidecar_socket)()
         assert not await probes.plugin_reported(layout.sidecar_socket)  # no engine ran here
         async with NodeClient(f"unix:{layout.sidecar_socket}") as node:
             assert (await joined(node, key)).version >= before
@@ -89,7 +89,7 @@ def test_nothing_listens_is_not_ready(tmp_path) -> None:
     async def ask() -> list[bool]:
         nowhere = tmp_path / "none.sock"
         asked = (
-            probes.socket_answers(nowhere),
+            probes.sidecar_ready(nowhere),
             probes.registry_answers(nowhere),
             probes.engine_ready("http://127.0.0.1:9", nowhere),
         )

@@ -11,13 +11,13 @@ from pathlib import Path
 from retire.cli import main
 from retire.cli.stack import children
 
-STOCK = ("-m", "vllm.entrypoints.openai.api_server")
+STOCK = ("-m", "retire.engine.serve")
 ENGINE = Path(__file__).with_name("stack_planted_engine.py")
 _engine = children.engine
 
 
 def engine(*args, **kwargs):
-    """The engine's specification, with our script in place of vLLM's module."""
+    """The engine's specification, with our script in place of the engine's module."""
     spec = _engine(*args, **kwargs)
     at = spec.argv.index(STOCK[0])
     assert spec.argv[at : at + 2] == STOCK, spec.argv

@@ -18,4 +18,4 @@ Stale._stale = lambda self, request: False  # G0, and steps that are not launche
 RetireSchedulerMixin.retire_stale = lambda self: None  # G1
 
 if __name__ == "__main__":
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+    runpy.run_module("retire.engine.serve", run_name="__main__")

