@@ -55,8 +55,8 @@ class Stream:
 class Lab:
     """One engine and its mailbox. ``close()`` ends both.
 
-    ``model``: the name of a tiny model, or a path. ``quantum``: tokens a scoped prefill may compute in
-    one step. Other arguments go to vLLM's ``EngineArgs``.
+    ``model``: the name of a tiny model, or a path. ``quantum``: tokens a scoped prefill may compute
+    in one step. Other arguments go to vLLM's ``EngineArgs``.
     """
 
     def __init__(self, model: str = "qwen3-tiny", *, quantum: int = 64, **engine_args: Any) -> None:
