@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import httpx
@@ -18,7 +19,7 @@ import redis
 
 from bench.stack import Stack, StackSettings
 from bench.stack_streams import COMPLETIONS, Agent, Flow, streamed
-from retire.protocol.history import Published, in_order
+from retire.protocol.history import Acknowledged, Published, in_order
 from retire.protocol.invariants import check
 from retire.protocol.versions import Version
 from retire.telemetry import history
@@ -229,6 +230,26 @@ def test_a_stream_gives_up_when_the_lease_stays_away(stack: Stack) -> None:
     plain.close()
 
 
+def test_a_frozen_sidecar_is_a_503_and_not_a_hang(stack: Stack) -> None:
+    """Every verb answers within its limit and says what to do; the commit happens at most once."""
+    agent = Agent.new(stack, "frozen")
+    version = agent.opened()
+    body, key = {"expected_version": version}, {"idempotency-key": key_of(agent)}
+    calls = (
+        lambda: stack.http.get(f"/v1/scopes/{agent.scope}"),
+        lambda: agent.post("supersede", body, key),
+    )
+    with frozen(stack, "sidecar") as began_s, ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda call: call(), calls))
+        took_s = time.monotonic() - began_s
+    for answer in answers:
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        message = answer.json()["error"]["message"]
+        assert message.startswith("the sidecar did not answer within 10 s; retry with the same")
+    assert took_s < 10 + 2 * READ_S
+    supersede_once(agent, version)
+
+
 def test_a_registry_that_lost_everything_is_rebuilt(stack: Stack) -> None:
     """FLUSHALL: term + 1, epochs kept, what was cancelled stays so, and a lower term is refused."""
     agent, gone = Agent.new(stack, "flushed"), Agent.new(stack, "gone")
@@ -271,7 +292,7 @@ def test_the_history_of_all_this_breaks_no_rule(mortal: Stack) -> None:
     assert {"CommitMade", "Acknowledged", "Published", "Submitted", "RegistryRebuilt"} <= kinds
     violations = check(records)
     assert not violations, f"{len(violations)} of {len(records)}: {violations[:3]}"
-    late = next(r for r in records if isinstance(r, Published))
+    late = next(r for r in records if isinstance(r, Acknowledged))
     forged = Published(records[-1].at_ns + 1, late.key, Version(0, 0), "late", "api", 0)
     found = [v.name for v in check([*records, forged])]
     assert found == ["C1.published_after_acknowledge"], "CONTROL: a late token would be seen"
@@ -282,11 +303,14 @@ def test_the_end_of_the_engine_is_the_end_of_the_stack(mortal: Stack) -> None:
 
     The last test of this module: nothing of its stack is left.
     """
-    flow = plain_flow(mortal).tokens_at_least(2)
+    flows = (plain_flow(mortal), Agent.new(mortal, "doomed").stream(PROMPT, max_tokens=4000))
+    for flow in flows:
+        flow.tokens_at_least(2)
     mortal.kill("enginecore")
     assert mortal.wait_exit(60) != 0
     log = "\n".join(mortal.log())
     assert "engine ended with exit status" in log or "engine was ended by signal" in log
     assert "stopped everything" in log
-    flow.ended(10)
-    assert not flow.done
+    for flow in flows:
+        flow.ended(10)
+        assert flow.error is not None or not flow.done, "no stream pretends to be whole"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -23,7 +23,7 @@ from retire.engine.replies import error_headers, error_json
 from retire.engine.successor import Successor
 from retire.engine.tag import Tag
 from retire.protocol.codec import receipt_to_dict
-from retire.protocol.errors import RetireError
+from retire.protocol.errors import RetireError, Unavailable
 from retire.protocol.versions import Authority, ScopeKey
 from retire.sidecar import convert
 
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 _SCOPE: Final = "/v1/scopes/{scope:path}"
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+READ_TIMEOUT_S: Final = 10.0
+COMMIT_TIMEOUT_S: Final = 10.0  # the registry's own timeouts end long before
+TRANSITION_TIMEOUT_S: Final = 130.0  # it may wait out the longest lease, then the longest fence
+T = TypeVar("T")
 
 
 class Server(Protocol):
@@ -84,13 +88,14 @@ class ScopeRoutes:
 
     async def get_scope(self, request: Request) -> Response:
         """GET /v1/scopes/{scope}."""
-        view = await self._server.link().client().inspect(self._key(request))
+        asked = self._server.link().client().inspect(self._key(request))
+        view = await _within(READ_TIMEOUT_S, asked)
         return JSONResponse(scope_calls.scope_json(view))
 
     async def list_scopes(self, request: Request) -> Response:
         """GET /v1/scopes: the caller's tenant only."""
         tenant = self._tenant(request)
-        views = await self._server.link().client().list(tenant)
+        views = await _within(READ_TIMEOUT_S, self._server.link().client().list(tenant))
         own = [scope_calls.scope_json(view) for view in views if view.key.tenant == tenant]
         return JSONResponse({"scopes": own})
 
@@ -120,7 +125,7 @@ class ScopeRoutes:
         self._repeats.add(handoff)
         link.publications.spawn(handoff.run())
         try:
-            committed = await asyncio.shield(handoff.committed)
+            committed = await _within(COMMIT_TIMEOUT_S, asyncio.shield(handoff.committed))
             if call.request is None or committed.replayed:
                 return await self._without_successor(handoff, committed, call)
             started = await self._start(handoff, committed, call.request, request)
@@ -178,7 +183,7 @@ class ScopeRoutes:
         mutation = scope_calls.read_mutation(body, first_values(request.scope["headers"]))
         client = self._server.link().client()
         call = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}[verb]
-        reply = await call(key, mutation)
+        reply = await _within(TRANSITION_TIMEOUT_S, call(key, mutation))
         headers = {"idempotency-key": mutation.idempotency_key}
         return JSONResponse(scope_calls.transition_json(reply), headers=headers)
 
@@ -234,6 +239,17 @@ async def _unless_disconnected(successor: Successor, request: Request) -> dict[s
         for task in (answer, gone):
             task.cancel()
         await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _within(seconds: float, answer: Awaitable[T]) -> T:
+    """The sidecar's answer; Unavailable when it is frozen: nothing is known to have changed."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(
+            f"the sidecar did not answer within {seconds:g} s; retry with the same Idempotency-Key"
+        ) from None
 
 
 async def _disconnected(request: Request) -> None:
