@@ -160,6 +160,8 @@ def _receipt(seen: Seen, receipt: Mapping[str, Any] | None, *, trace: bool = Tru
 def _retired(seen: Seen, request: Mapping[str, Any]) -> Iterator[str]:
     gone = seen.event is Event.DISCONNECT
     states = {"finished"} if gone else STATES[seen.state]
+    if seen.state is State.FIRST_CHUNK and not gone and not written_steps(seen):
+        states = {"queued"}  # its step was abandoned before it was launched: nothing is computed
     if request["state"] not in states:
         yield f"the request was {request['state']!r}, not {' or '.join(sorted(states))}"
     yield from _differences("retired request", {"prompt_tokens": PROMPT}, request)
