@@ -136,6 +136,10 @@ class AsyncRegistry(_Base):
     ) -> Renewal:
         """See Registry.renew. Tenants are renewed side by side: the server makes durable with one
         fsync what reaches it together, and a lease must not end because tenants are many."""
+        if not tenants:  # nothing to send, but bad arguments are refused all the same
+            return await self.drive(
+                self.operations.renew(node, term=term, boot_id=boot_id, lease_s=lease_s, tenants={})
+            )
         places = asyncio.Semaphore(RENEWALS_AT_ONCE)
 
         async def one(tenant: str, sequence: int) -> Renewal:
