@@ -79,7 +79,7 @@ class Sidecar:
         return NodeClient(f"unix:{self.socket}")
 
     async def until(
-        self, condition: Callable[[pb.StatusReply], bool], timeout_s: float = 15.0
+        self, condition: Callable[[pb.StatusReply], bool], timeout_s: float = 40.0
     ) -> pb.StatusReply:
         """The first status that satisfies ``condition``."""
         async with self.client() as client:
