@@ -7,6 +7,7 @@ until it is over. Everything is judged twice: by what clients saw, and by the re
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LEASE_S = 2.0
-HOLD_S = 12.0
+HOLD_S = 20.0  # longer than a restart takes, also on a busy machine
 WRITE_S = 0.05  # from the check of a frame to the record of its write, on a busy machine
-READ_S = 1.0  # until this process, too, has got around to reading what was written
+READ_S = 1.0  # until a client has read what was written
+BUSY_S = 10.0  # what a loaded machine may add to anything that ends by itself
 OUTAGE_S = 4.5
 PROMPT = [21] * 48
 
@@ -63,20 +65,18 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def killed(stack: Stack, component: str) -> Iterator[float]:
-    """kill -9, and nobody to start it again until the end; yields when it happened."""
+    """kill -9, and nobody to start it again until the end; yields when it had happened."""
     with stopped(stack.pid):
-        began_s = time.monotonic()
-        old = stack.kill(component)
-        yield began_s
-    stack.wait_restarted(component, old)
+        pid = stack.kill(component)
+        yield time.monotonic()
+    stack.wait_restarted(component, pid)
 
 
 @contextlib.contextmanager
 def frozen(stack: Stack, component: str) -> Iterator[float]:
-    """SIGSTOP for the length of an outage; yields when it happened."""
-    began_s = time.monotonic()
+    """SIGSTOP for the length of an outage; yields when it had happened."""
     with stopped(stack.pids[component]):
-        yield began_s
+        yield time.monotonic()
 
 
 OUTAGES = {
@@ -123,7 +123,7 @@ def test_scoped_output_stops_within_the_lease_and_comes_back(stack: Stack, what:
     gap_s = plain.gaps_s(began_s, ended_s)
     print(f"{what}: {later} unscoped tokens after the lease, longest gap {gap_s:.2f} s")
     assert written_s <= LEASE_S + WRITE_S
-    assert read_s <= LEASE_S + READ_S
+    assert read_s <= LEASE_S + READ_S + gap_s  # the other reader shows how late we read
     assert later > 20 or plain.done
     assert all(a.status_code == 503 for a in answers), [a.text for a in answers]
     scoped.tokens_at_least(scoped.tokens + 1, HOLD_S + 30)
@@ -139,17 +139,13 @@ def test_scoped_output_stops_within_the_lease_and_comes_back(stack: Stack, what:
 def during(owner: Agent, version: str, began_s: float) -> list[httpx.Response]:
     """What the owner of a scope is told while the registry or the sidecar is away."""
     answers: list[httpx.Response] = []
-    while (left_s := began_s + OUTAGE_S - time.monotonic()) > 0:
+    path, body = f"/v1/scopes/{owner.scope}/supersede", {"expected_version": version}
+    key = {"idempotency-key": key_of(owner)}
+    while time.monotonic() < began_s + OUTAGE_S - 1.0:
         with contextlib.suppress(httpx.TimeoutException):  # no answer is no promise either
-            answers.append(
-                owner.stack.http.post(
-                    f"/v1/scopes/{owner.scope}/supersede",
-                    json={"expected_version": version},
-                    headers={"idempotency-key": key_of(owner)},
-                    timeout=max(0.5, left_s),
-                )
-            )
-        time.sleep(min(0.3, max(0.0, left_s)))
+            answers.append(owner.stack.http.post(path, json=body, headers=key, timeout=1.0))
+        time.sleep(0.2)
+    time.sleep(max(0.0, began_s + OUTAGE_S - time.monotonic()))
     return answers
 
 
@@ -163,11 +159,9 @@ def last_published(agent: Agent, until_s: float) -> float:
 
     Both clocks are CLOCK_MONOTONIC of this host.
     """
-    times = (
-        record.at_ns / 1e9
-        for record in history.read(agent.stack.history)
-        if isinstance(record, Published) and record.key.scope == agent.scope
-    )
+    with agent.stack.history.open() as lines:  # by text first: there are very many records
+        mine = [json.loads(line) for line in lines if agent.scope in line and "Published" in line]
+    times = (fields["at_ns"] / 1e9 for fields in mine if fields["record"] == "Published")
     return max(at_s for at_s in times if at_s <= until_s)
 
 
@@ -205,7 +199,7 @@ def test_a_stream_gives_up_when_the_lease_stays_away(stack: Stack) -> None:
     version = agent.version
     with frozen(stack, "registry") as began_s:
         plain = plain_flow(stack)
-        scoped.ended(LEASE_S + HOLD_S + 10)
+        scoped.ended(LEASE_S + HOLD_S + 2 * BUSY_S)
         took_s = time.monotonic() - began_s
         assert plain.tokens > 50 and plain.error is None
         refused = stack.http.post(
@@ -220,7 +214,7 @@ def test_a_stream_gives_up_when_the_lease_stays_away(stack: Stack) -> None:
         1,
     )
     assert (error["version"], error["last_published_index"]) == (version, scoped.tokens - 1)
-    assert HOLD_S <= took_s <= LEASE_S + HOLD_S + 2 * READ_S
+    assert HOLD_S <= took_s <= LEASE_S + HOLD_S + BUSY_S
     tagged = retried(
         lambda: stack.http.post(
             COMPLETIONS, json=stack.body("x", max_tokens=1), headers=agent.headers
@@ -246,7 +240,7 @@ def test_a_frozen_sidecar_is_a_503_and_not_a_hang(stack: Stack) -> None:
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         message = answer.json()["error"]["message"]
         assert message.startswith("the sidecar did not answer within 10 s; retry with the same")
-    assert took_s < 10 + 2 * READ_S
+    assert took_s < 10 + BUSY_S
     supersede_once(agent, version)
 
 
