@@ -21,6 +21,7 @@ from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
 from retire.registry.embedded import EmbeddedServer
 from retire.sidecar import convert
+from retire.sidecar.links import STRANGERS_S
 from retire.sidecar.pb import node_pb2 as pb
 
 KEY = ScopeKey("acme", "story")
@@ -217,6 +218,32 @@ async def test_a_restarted_sidecar_catches_up_before_it_opens(start: Callable[..
 
         switches = await eventually(told, bool, 3)
         assert convert.version_from(switches[-1].to) == Version(1, 1)
+
+
+async def test_a_process_that_is_not_back_yet_is_waited_for(start: Callable[..., Sidecar]):
+    """After a restart a process may be publishing unattached: its lease must end before the ack,
+    until it has had time to come back. CONTROL: a first start has nobody to wait for."""
+    sidecar = start()
+    await sidecar.until_held()
+    async with sidecar.client() as client:
+        story = Story(client, KEY)
+        await story.join()
+        answers = await story.supersede(FIRST)
+        assert answers.outcomes == {} and answers.took_s("unpublishable") < LEASE_S / 2
+    sidecar.kill()
+    sidecar.start()
+    await sidecar.until_held()
+    async with sidecar.client() as client:
+        story = Story(client, KEY)
+        answers = await story.supersede(Version(1, 1))
+        assert answers.outcomes == {"a/unattached": "lease_ended"}
+        assert answers.took_s("unpublishable") > LEASE_S * 0.9
+        assert list(answers.fenced.missing) == ["a"]
+    async with Gate(sidecar) as gate:
+        await asyncio.sleep(STRANGERS_S)
+        answers = await Story(gate.client, KEY).supersede(Version(1, 2))
+        assert answers.outcomes == {"a/g1": "acked"}
+        assert answers.took_s("unpublishable") < LEASE_S / 2
 
 
 async def test_sigterm_closes_gates_and_ends_the_lease(start: Callable[..., Sidecar]):

@@ -48,6 +48,8 @@ class Fencing:
             terminal=terminal,
         )
         engines = self._links.engines().values()
+        if not engines:
+            raise FenceFailed("the engine's API processes have not attached again")
         fenced = await asyncio.gather(*(self._fence_engine(links, body) for links in engines))
         for part in fenced:
             for participant in part.participants:

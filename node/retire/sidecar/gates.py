@@ -59,7 +59,7 @@ class GateEffects:
         One fact for 64 processes, not 64: who of them acked is tallied in the track.
         """
         node = self._ports.identity.node
-        return (ev.Gate(node, node),) if len(self._ports.links) else ()
+        return (ev.Gate(node, node),) if self._ports.links.may_publish else ()
 
     def remote(self, commit: Commit) -> tuple[ev.Gate, ...]:
         """The other gates of a commit, each with what was left of its lease.
@@ -166,7 +166,7 @@ class GateEffects:
 
     def _fence_engine(self, entry: Entry, effect: fx.FenceEngine) -> None:
         key, node = entry.state.key, self._ports.identity.node
-        if not len(self._ports.links):
+        if not self._ports.links.may_publish:
             self._apply(key, ev.FenceReceipt(node, effect.version))
             self._report_receipts(key, effect.version, [])
             return

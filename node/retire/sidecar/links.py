@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from retire.protocol.contract import GateOutcome
 from retire.protocol.errors import Unavailable
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from retire.sidecar.lane import SidecarEnd
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
+
+
+STRANGERS_S: Final = 5.0  # a process that runs attaches again within a second of a restart
+UNATTACHED: Final = "unattached"  # what a receipt calls them
 
 
 class LinkLost(Unavailable):
@@ -98,10 +102,11 @@ class SwitchRound:
 
     Why a silent process counts as ended after the lease: the mailbox was switched before the round
     began, so whatever the process does next starts with a refused check. Only a frame that had
-    passed
-    its check and was not yet handed to the transport is open, and a process stopped in between is
-    bounded like a node that was cut off: by the publish lease. A detached process (its Unix socket
-    closes only with the process, or by its own doing after its streams) cannot publish at all.
+    passed its check and was not yet handed to the transport is open, and a process stopped in
+    between is bounded like a node that was cut off: by the publish lease. A detached process (its
+    Unix socket closes only with the process, or by its own doing after its streams) cannot publish
+    at all; one that outlived this sidecar's last start, and has not attached again, can: a round
+    that may have such strangers ends with the lease too.
     """
 
     __slots__ = (
@@ -164,9 +169,14 @@ class SwitchRound:
 class Links:
     """Every attached API process of the node."""
 
-    def __init__(self, *, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, lease_s: float, clock: Callable[[], float], restarted: bool = False
+    ) -> None:
+        """``restarted``: processes of before may be running, and publishing, unattached."""
         self._lease_s = lease_s
         self._clock = clock
+        self._strangers = Link(pb.Hello(gate=UNATTACHED)) if restarted else None
+        self._strangers_until_s = clock() + STRANGERS_S
         self._links: dict[str, Link] = {}
         self._rounds: dict[int, SwitchRound] = {}
         self._commands = itertools.count(1)
@@ -176,6 +186,17 @@ class Links:
 
     def __len__(self) -> int:
         return len(self._links)
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether there is any process whose streams a Switch must reach."""
+        return bool(self._links) or self._unattached() is not None
+
+    def _unattached(self) -> Link | None:
+        """Stands for processes of before the restart until they have had time to come back."""
+        if self._strangers is not None and self._links and self._clock() > self._strangers_until_s:
+            self._strangers = None
+        return self._strangers
 
     def find(self, gate: str) -> Link | None:
         """The link of a gate, by the name it gave itself."""
@@ -218,7 +239,9 @@ class Links:
         """
         command = next(self._commands)
         links = (only,) if only is not None else tuple(self._links.values())
-        if not links:
+        stranger = self._unattached() if only is None else None
+        waiting = links if stranger is None else (*links, stranger)
+        if not waiting:
             return
 
         def settled(done: SwitchRound) -> None:
@@ -226,7 +249,7 @@ class Links:
             on_settled(done)
 
         self._rounds[command] = SwitchRound(
-            links, body, lease_s=self._lease_s, clock=self._clock, on_settled=settled
+            waiting, body, lease_s=self._lease_s, clock=self._clock, on_settled=settled
         )
         message = pb.GateCommand(command=command, switch=body)
         encoded = frame(message)

@@ -63,7 +63,11 @@ class Parts:
             identity=Identity(settings.node, self.mailbox.boot_id, given.term),
             registry=given.registry,
             scopes=Scopes(self.mailbox),
-            links=Links(lease_s=settings.lease_s, clock=time.monotonic),
+            links=Links(
+                lease_s=settings.lease_s,
+                clock=time.monotonic,
+                restarted=next(iter(self.mailbox.slots()), None) is not None,
+            ),
             journal=Journal(wall_s=time.time),
             history=given.history,
             tracks=Tracks(),
