@@ -77,6 +77,22 @@ def test_quota_zero_means_a_cold_and_correct_successor(quota: Lab) -> None:
     assert stream.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["whole", "a block given away"])
+def test_a_finished_predecessor_says_truly_what_is_left(lab: Lab, lost: bool) -> None:
+    """Ended within a block, it has lost nothing; without its second block, all from there on."""
+    old = lab.submit("old", NEW[:100], lab.tag(lab.key), max_tokens=3)
+    lab.run()
+    if lost:
+        (record,) = lab.scheduler.inheritance._records[lab.key]
+        lab.scheduler.kv.unhash({record.chain.block_ids()[0][1]})
+    lab.advance(lab.key)
+    lab.submit("new", NEW[:100] + old.tokens[:2] + NEW[:50], lab.tag(lab.key))
+    outcome = lab.certificate(lab.key)
+    lab.run()
+    told = (outcome["certified_tokens"], outcome["stop_reason"])
+    assert told == ((32, "generation") if lost else (96, "first_difference"))
+
+
 def test_one_tenants_pins_do_not_use_anothers_quota(quota: Lab) -> None:
     """Quotas are per tenant; a block with two owners counts once."""
     lab = quota
