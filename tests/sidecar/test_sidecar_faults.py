@@ -229,7 +229,7 @@ async def test_a_process_that_is_not_back_yet_is_waited_for(start: Callable[...,
         story = Story(client, KEY)
         await story.join()
         answers = await story.supersede(FIRST)
-        assert answers.outcomes == {} and answers.took_s("unpublishable") < LEASE_S / 2
+        assert answers.outcomes == {} and answers.took_s("unpublishable") < LEASE_S * 0.9
     sidecar.kill()
     sidecar.start()
     await sidecar.until_held()
@@ -243,7 +243,7 @@ async def test_a_process_that_is_not_back_yet_is_waited_for(start: Callable[...,
         await asyncio.sleep(STRANGERS_S)
         answers = await Story(gate.client, KEY).supersede(Version(1, 2))
         assert answers.outcomes == {"a/g1": "acked"}
-        assert answers.took_s("unpublishable") < LEASE_S / 2
+        assert answers.took_s("unpublishable") < LEASE_S * 0.9
 
 
 async def test_sigterm_closes_gates_and_ends_the_lease(start: Callable[..., Sidecar]):
@@ -257,7 +257,7 @@ async def test_sigterm_closes_gates_and_ends_the_lease(start: Callable[..., Side
         assert b.end(signal.SIGTERM) == 0
         assert not gate_b.may_publish(on_b.slot)
         answers = await story.supersede(FIRST)
-        assert answers.took_s("unpublishable") < 1.0
+        assert answers.took_s("unpublishable") < 1.8
 
 
 async def _until_closed(gate: Gate, slot: pb.SlotRef) -> float:
