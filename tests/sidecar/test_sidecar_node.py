@@ -173,7 +173,7 @@ async def test_ten_thousand_scopes_in_120_mb(
     assert found.term == 1
     async with Gate(sidecar) as gate:
         answers = await Story(gate.client, keys[-1]).supersede(FIRST)
-        assert answers.outcomes == {"a/g1": "acked"}
+        assert answers.outcomes["a/g1"] == "acked"  # beside those that may not be back yet
         assert len(await gate.client.list("acme")) == len(keys)
         print(f"resident: {sidecar.rss_mb:.1f} MB")
         assert sidecar.rss_mb < 120
