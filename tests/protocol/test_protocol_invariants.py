@@ -116,6 +116,9 @@ BAD: list[tuple[str, list[Record]]] = [
         [commit(V0, V1, "k"), Submitted(0, K, V1, "r"), Freed(0, "n", K, V1, (4,))],
     ),
     ("C3.freed_open", [*OLD, commit(V0, V1, "k"), FREE]),
+    # What writes after it was closed is open again.
+    ("C3.freed_open", [*OLD, CLOSED, Wrote(0, "n", K, V0, (1,)), commit(V0, V1, "k"), FREE]),
+    ("C3.freed_open", [CLOSED, *OLD, commit(V0, V1, "k"), FREE]),
     ("C4.no_progress", [commit(V0, V1, "k"), Submitted(0, K, V1, "r")]),
     ("C5.version_fell", [VersionSeen(0, "n", K, V1), VersionSeen(0, "n", K, V0)]),
     ("C5.commit_fell", [commit(V0, V1, "k1"), commit(V0, V1, "k2")]),

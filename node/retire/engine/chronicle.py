@@ -34,6 +34,7 @@ class Chronicle:
     _tables: dict[str, tuple[Tag, set[int]]] = field(default_factory=dict)  # by live request
     _pins: dict[_Owner, Counter[int]] = field(default_factory=dict)
     _kept: dict[int, set[_Owner]] = field(default_factory=dict)  # given up, but still pinned
+    _closed: dict[ScopeKey, Version] = field(default_factory=dict)
 
     @property
     def on(self) -> bool:
@@ -57,6 +58,7 @@ class Chronicle:
     def closed(self, key: ScopeKey, version: Version) -> None:
         """No writer of the scope below ``version`` is left."""
         if self.on:
+            self._closed[key] = version
             self._emit(records.WritersClosed, node=self.node, key=key, version=version)
 
     def certified(self, certificate: Certificate) -> None:
@@ -113,6 +115,7 @@ class Chronicle:
         for block in pinned:
             self._kept.setdefault(block, set()).add(owner)
         if gone - pinned:
+            self._close_when_last(*owner)
             self._blocks(records.Freed, *owner, gone - pinned)
 
     def pinned(
@@ -141,6 +144,8 @@ class Chronicle:
             self._kept[block] = {owner}
         if found:
             self._blocks(records.Allocated, *owner, found)
+            if owner[0] in self._closed:  # taking them back from the cache writes nothing
+                self.closed(owner[0], self._closed[owner[0]])
 
     def _free_kept(self, unpinned: set[int]) -> None:
         """What had been given up while it was pinned is freed with its last pin."""
@@ -151,11 +156,17 @@ class Chronicle:
                         self._free_idle(owner, block)
 
     def _free_idle(self, owner: _Owner, block: int) -> None:
-        """Kept blocks belong to requests that have ended: with none left, no writer is open."""
-        key, version = owner
+        """Kept blocks belong to requests that have ended."""
+        self._close_when_last(*owner)
+        self._blocks(records.Freed, *owner, (block,))
+
+    def _close_when_last(self, key: ScopeKey, version: Version) -> None:
+        """With no live table left up to ``version``, no writer is open, whatever the registry
+        has decided meanwhile: a request may end by itself or by its client right after a commit
+        that this engine has not heard of. Work that starts later opens it again.
+        """
         if not any(tag.key == key and tag.version <= version for tag, _ in self._tables.values()):
             self.closed(key, version.next_epoch())
-        self._blocks(records.Freed, key, version, (block,))
 
     def _hold(self, tag: Tag, request_id: str, blocks: Iterable[int]) -> set[int]:
         _, mine = self._tables.setdefault(request_id, (tag, set()))

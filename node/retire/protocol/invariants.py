@@ -288,7 +288,14 @@ class Facts:
             self.owners[block] = self.owners.get(block, frozenset()) | {(r.key, r.version)}
         return broken
 
+    def _reopen(self, r: Allocated | Wrote) -> None:
+        """Work below a closed version that allocates or writes is a writer again."""
+        closed = self.closed.get((r.node, r.key))
+        if closed is not None and r.version < closed:
+            self.closed[r.node, r.key] = r.version
+
     def _allocated(self, r: Allocated) -> list[str]:
+        self._reopen(r)
         blocks = [(r.node, b) for b in r.blocks]
         twice = any(b in self.owners or b in self.pins for b in blocks)
         for block in blocks:
@@ -296,6 +303,7 @@ class Facts:
         return ["C3.owned_twice"] if twice else []
 
     def _wrote(self, r: Wrote) -> list[str]:
+        self._reopen(r)
         broken: list[str] = []
         me = (r.key, r.version)
         owners = [self.owners.get((r.node, b), frozenset[_Owner]()) for b in r.blocks]
