@@ -55,18 +55,20 @@ class JoinRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("version", "slot", "created", "generation", "paused")
+    __slots__ = ("version", "slot", "created", "generation", "paused", "policy")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     version: Version
     slot: SlotRef
     created: bool
     generation: int
     paused: bool
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., slot: _Optional[_Union[SlotRef, _Mapping]] = ..., created: _Optional[bool] = ..., generation: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
+    policy: str
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., slot: _Optional[_Union[SlotRef, _Mapping]] = ..., created: _Optional[bool] = ..., generation: _Optional[int] = ..., paused: _Optional[bool] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class SupersedeRequest(_message.Message):
     __slots__ = ("key", "expected", "contract", "idempotency_key", "body_digest", "traceparent", "driver")
@@ -219,7 +221,7 @@ class ListRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class ScopeView(_message.Message):
-    __slots__ = ("key", "version", "phase", "paused", "cancelled", "pinned_blocks", "nodes", "requests", "receipts_json")
+    __slots__ = ("key", "version", "phase", "paused", "cancelled", "pinned_blocks", "nodes", "requests", "receipts_json", "policy", "parent", "generation")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +231,9 @@ class ScopeView(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     key: ScopeKey
     version: Version
     phase: str
@@ -238,7 +243,10 @@ class ScopeView(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[str]
     requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
     receipts_json: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., phase: _Optional[str] = ..., paused: _Optional[bool] = ..., cancelled: _Optional[bool] = ..., pinned_blocks: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., receipts_json: _Optional[_Iterable[str]] = ...) -> None: ...
+    policy: str
+    parent: str
+    generation: int
+    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., phase: _Optional[str] = ..., paused: _Optional[bool] = ..., cancelled: _Optional[bool] = ..., pinned_blocks: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., receipts_json: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., parent: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("request_id", "state", "prompt_tokens", "output_tokens")
@@ -267,7 +275,7 @@ class WatchRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class TransitionRecord(_message.Message):
-    __slots__ = ("sequence", "key", "kind", "to", "receipt_json", "at_unix_s")
+    __slots__ = ("sequence", "key", "kind", "to", "receipt_json", "at_unix_s", "idempotency_key")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -275,13 +283,15 @@ class TransitionRecord(_message.Message):
     TO_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     key: ScopeKey
     kind: str
     to: Version
     receipt_json: str
     at_unix_s: float
-    def __init__(self, sequence: _Optional[int] = ..., key: _Optional[_Union[ScopeKey, _Mapping]] = ..., kind: _Optional[str] = ..., to: _Optional[_Union[Version, _Mapping]] = ..., receipt_json: _Optional[str] = ..., at_unix_s: _Optional[float] = ..., **kwargs) -> None: ...
+    idempotency_key: str
+    def __init__(self, sequence: _Optional[int] = ..., key: _Optional[_Union[ScopeKey, _Mapping]] = ..., kind: _Optional[str] = ..., to: _Optional[_Union[Version, _Mapping]] = ..., receipt_json: _Optional[str] = ..., at_unix_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., **kwargs) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("key", "to", "receipt_json", "idempotency_key")
@@ -304,7 +314,14 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "boot_id", "term", "incarnation", "lease", "lease_left_ms", "gates", "scopes", "slots_free", "ready", "not_ready_reason", "pinned_blocks")
+    __slots__ = ("node", "boot_id", "term", "incarnation", "lease", "lease_left_ms", "gates", "scopes", "slots_free", "ready", "not_ready_reason", "pinned_blocks", "publish_lease_s", "sequences", "registry_lost", "engines")
+    class SequencesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +334,10 @@ class StatusReply(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    REGISTRY_LOST_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     node: str
     boot_id: str
     term: int
@@ -329,19 +350,79 @@ class StatusReply(_message.Message):
     ready: bool
     not_ready_reason: str
     pinned_blocks: int
-    def __init__(self, node: _Optional[str] = ..., boot_id: _Optional[str] = ..., term: _Optional[int] = ..., incarnation: _Optional[str] = ..., lease: _Optional[str] = ..., lease_left_ms: _Optional[float] = ..., gates: _Optional[int] = ..., scopes: _Optional[int] = ..., slots_free: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
+    publish_lease_s: float
+    sequences: _containers.ScalarMap[str, int]
+    registry_lost: str
+    engines: _containers.RepeatedCompositeFieldContainer[EngineView]
+    def __init__(self, node: _Optional[str] = ..., boot_id: _Optional[str] = ..., term: _Optional[int] = ..., incarnation: _Optional[str] = ..., lease: _Optional[str] = ..., lease_left_ms: _Optional[float] = ..., gates: _Optional[int] = ..., scopes: _Optional[int] = ..., slots_free: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., pinned_blocks: _Optional[int] = ..., publish_lease_s: _Optional[float] = ..., sequences: _Optional[_Mapping[str, int]] = ..., registry_lost: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[EngineView, _Mapping]]] = ...) -> None: ...
+
+class EngineView(_message.Message):
+    __slots__ = ("engine_boot_id", "model", "fingerprint", "block_size", "num_blocks", "gates")
+    ENGINE_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    engine_boot_id: str
+    model: str
+    fingerprint: str
+    block_size: int
+    num_blocks: int
+    gates: int
+    def __init__(self, engine_boot_id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., gates: _Optional[int] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("key", "version", "request_json", "traceparent")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    key: ScopeKey
+    version: Version
+    request_json: bytes
+    traceparent: str
+    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., request_json: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class WarmReply(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "node")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    node: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+
+class AuthenticateRequest(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class AuthenticateReply(_message.Message):
+    __slots__ = ("tenant", "subject", "cache_s")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    subject: str
+    cache_s: float
+    def __init__(self, tenant: _Optional[str] = ..., subject: _Optional[str] = ..., cache_s: _Optional[float] = ...) -> None: ...
 
 class GateReport(_message.Message):
-    __slots__ = ("hello", "switch_ack", "fence", "inspect")
+    __slots__ = ("hello", "switch_ack", "fence", "inspect", "warm")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SWITCH_ACK_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     switch_ack: SwitchAck
     fence: FenceReply
     inspect: InspectReply
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., switch_ack: _Optional[_Union[SwitchAck, _Mapping]] = ..., fence: _Optional[_Union[FenceReply, _Mapping]] = ..., inspect: _Optional[_Union[InspectReply, _Mapping]] = ...) -> None: ...
+    warm: WarmDone
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., switch_ack: _Optional[_Union[SwitchAck, _Mapping]] = ..., fence: _Optional[_Union[FenceReply, _Mapping]] = ..., inspect: _Optional[_Union[InspectReply, _Mapping]] = ..., warm: _Optional[_Union[WarmDone, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gate", "pid", "engine_boot_id", "vllm_version", "model", "fingerprint", "block_size", "num_blocks", "scopes", "seams_error")
@@ -404,21 +485,35 @@ class InspectReply(_message.Message):
     error: str
     def __init__(self, command: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., pinned_blocks: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
+class WarmDone(_message.Message):
+    __slots__ = ("command", "prompt_tokens", "cached_tokens", "error")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    prompt_tokens: int
+    cached_tokens: int
+    error: str
+    def __init__(self, command: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
 class GateCommand(_message.Message):
-    __slots__ = ("command", "welcome", "switch", "fence", "inspect", "quota")
+    __slots__ = ("command", "welcome", "switch", "fence", "inspect", "quota", "warm")
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     QUOTA_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     command: int
     welcome: Welcome
     switch: Switch
     fence: Fence
     inspect: Inspect
     quota: Quota
-    def __init__(self, command: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
+    warm: Warm
+    def __init__(self, command: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("node", "publish_lease_s", "lane")
@@ -459,6 +554,18 @@ class Inspect(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     key: ScopeKey
     def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ...) -> None: ...
+
+class Warm(_message.Message):
+    __slots__ = ("key", "version", "request_json", "traceparent")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    key: ScopeKey
+    version: Version
+    request_json: bytes
+    traceparent: str
+    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., request_json: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Quota(_message.Message):
     __slots__ = ("tenant", "blocks")

@@ -84,6 +84,16 @@ class NodeStub:
                 request_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.StatusRequest.SerializeToString,
                 response_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Warm = channel.unary_unary(
+                '/retire.node.v1.Node/Warm',
+                request_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.WarmRequest.SerializeToString,
+                response_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.WarmReply.FromString,
+                _registered_method=True)
+        self.Authenticate = channel.unary_unary(
+                '/retire.node.v1.Node/Authenticate',
+                request_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateRequest.SerializeToString,
+                response_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateReply.FromString,
+                _registered_method=True)
         self.Attach = channel.stream_stream(
                 '/retire.node.v1.Node/Attach',
                 request_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.GateReport.SerializeToString,
@@ -154,6 +164,18 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Warm(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Authenticate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Attach(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -212,6 +234,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.StatusRequest.FromString,
                     response_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.StatusReply.SerializeToString,
+            ),
+            'Warm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.WarmRequest.FromString,
+                    response_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.WarmReply.SerializeToString,
+            ),
+            'Authenticate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Authenticate,
+                    request_deserializer=retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateRequest.FromString,
+                    response_serializer=retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateReply.SerializeToString,
             ),
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
@@ -489,6 +521,60 @@ class Node:
             '/retire.node.v1.Node/Status',
             retire_dot_sidecar_dot_pb_dot_node__pb2.StatusRequest.SerializeToString,
             retire_dot_sidecar_dot_pb_dot_node__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/retire.node.v1.Node/Warm',
+            retire_dot_sidecar_dot_pb_dot_node__pb2.WarmRequest.SerializeToString,
+            retire_dot_sidecar_dot_pb_dot_node__pb2.WarmReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Authenticate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/retire.node.v1.Node/Authenticate',
+            retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateRequest.SerializeToString,
+            retire_dot_sidecar_dot_pb_dot_node__pb2.AuthenticateReply.FromString,
             options,
             channel_credentials,
             insecure,
