@@ -2,6 +2,8 @@
 
 RetireError                     code            HTTP
 ├── InvalidField                invalid_field    400   a value that names its field and the fix
+├── Unauthenticated             unauthenticated  401   no bearer token, or one that nobody vouches for
+├── Forbidden                   forbidden        403   known, but not allowed to do this here
 ├── IllegalTransition           illegal          409   an event the scope's phase does not allow
 ├── UnknownScope                unknown_scope    404   also: a scope of another tenant (no leak)
 ├── VersionConflict             version_conflict 409   expected version is stale or in the future
@@ -54,6 +56,20 @@ class InvalidField(RetireError):
     def details(self) -> dict[str, Any]:
         """The field that is wrong."""
         return {"field": self.field}
+
+
+class Unauthenticated(RetireError):
+    """The caller has not shown who it is. The message never repeats the token."""
+
+    code = "unauthenticated"
+    http_status = 401
+
+
+class Forbidden(RetireError):
+    """The caller is known and may not do this: another tenant, another role, another transport."""
+
+    code = "forbidden"
+    http_status = 403
 
 
 class IllegalTransition(RetireError):

@@ -21,6 +21,8 @@ METADATA_KEY: Final = "retire-error-bin"
 
 _STATUS: Final[tuple[tuple[type[errors.RetireError], grpc.StatusCode], ...]] = (
     (errors.InvalidField, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.Forbidden, grpc.StatusCode.PERMISSION_DENIED),
     (errors.UnknownScope, grpc.StatusCode.NOT_FOUND),
     (errors.IdempotencyConflict, grpc.StatusCode.ALREADY_EXISTS),
     (errors.QuotaExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
