@@ -2,7 +2,7 @@
 
 RetireError                     code            HTTP
 ├── InvalidField                invalid_field    400   a value that names its field and the fix
-├── Unauthenticated             unauthenticated  401   no bearer token, or one that nobody vouches for
+├── Unauthenticated             unauthenticated  401   no bearer token, or nobody vouches for it
 ├── Forbidden                   forbidden        403   known, but not allowed to do this here
 ├── IllegalTransition           illegal          409   an event the scope's phase does not allow
 ├── UnknownScope                unknown_scope    404   also: a scope of another tenant (no leak)
