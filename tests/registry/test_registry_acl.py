@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from retire.protocol.contract import Policy
 from retire.protocol.errors import InvalidField, RegistryUnavailable
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.acl import Role, acl_line, acl_rule
@@ -48,6 +49,7 @@ def work(registry, name):
     registry.hello("acme", term=1)
     registry.register(key, term=1)
     registry.register(ScopeKey("acme", name + "-child"), term=1, parent=name)
+    registry.configure(key, term=1, policy=Policy.REJECT)
     registry.join(key, term=1, node=name, boot_id="b1")
     registry.renew(name, term=1, boot_id="b1", lease_s=5, tenants={"acme": 0})
     request = {"term": 1, "idempotency_key": name, "body_digest": "d", "by": name}
@@ -101,6 +103,7 @@ def test_a_reader_cannot_change_anything(registries):
         lambda: reader.renew("x", term=1, boot_id="b", lease_s=1, tenants={"acme": 0}),
         lambda: reader.reserve("acme", term=1, owner="o", blocks=1, lease_s=1),
         lambda: reader.set_quota("acme", term=1, blocks=1),
+        lambda: reader.configure(ScopeKey("acme", "n1"), term=1, policy=None),
         lambda: reader.hello("new", term=1),
         lambda: reader.rebuild("acme", term=2, scopes=(), quota_blocks=None),
     )

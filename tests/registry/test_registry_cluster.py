@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import redis
 
+from retire.protocol.contract import Policy
 from retire.protocol.errors import InvalidField, RegistryUnavailable, VersionConflict
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
@@ -59,6 +60,7 @@ async def test_tenants_shard_and_each_stays_whole(nodes, connect, settings):
         parent, child = ScopeKey(tenant, "plan"), ScopeKey(tenant, "подплан")
         await registry.register(parent, term=1)
         await registry.register(child, term=1, parent="plan")
+        assert (await registry.configure(child, term=1, policy=Policy.ENQUEUE)).parent == "plan"
         await registry.join(child, term=1, node="n1", boot_id="b1")
         await registry.set_quota(tenant, term=1, blocks=4)
         await registry.reserve(tenant, term=1, owner="o", blocks=3, lease_s=30)

@@ -138,12 +138,29 @@ async def test_quota_bounds_the_sum_of_reservations(registry):
 
 async def test_a_lowered_quota_refuses_growth_only(registry):
     """What is held above a lowered quota may be renewed and shrunk, never grown."""
-    await registry.reserve("acme", term=1, owner="a", blocks=6, lease_s=30)
+    first = await registry.reserve("acme", term=1, owner="a", blocks=6, lease_s=30)
+    assert (first.left, first.over) == (None, 0)
     await registry.set_quota("acme", term=1, blocks=3)
-    assert (await registry.reserve("acme", term=1, owner="a", blocks=6, lease_s=30)).left == 0
+    held = await registry.reserve("acme", term=1, owner="a", blocks=6, lease_s=30)
+    assert (held.left, held.over) == (0, 3)
     with pytest.raises(QuotaExceeded, match="7 pinned blocks asked, 0 left"):
         await registry.reserve("acme", term=1, owner="a", blocks=7, lease_s=30)
     assert (await registry.reserve("acme", term=1, owner="a", blocks=1, lease_s=30)).left == 2
+
+
+async def test_a_changed_quota_is_an_event(registry):
+    """Nodes learn of it from the stream; setting what is set already says nothing."""
+    for blocks in (7, 7, None, None, 0):
+        await registry.set_quota("acme", term=1, blocks=blocks)
+    events = registry.events("acme", after="0-0")
+    seen = [await anext(events) for _ in range(3)]
+    await events.aclose()
+    assert [(e.kind, e.fields["blocks"]) for e in seen] == [
+        ("quota", "7"),
+        ("quota", ""),
+        ("quota", "0"),
+    ]
+    assert (await registry.snapshot("acme")).tail == seen[-1].id
 
 
 async def test_ended_reservations_return_their_blocks(registry):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from retire.protocol.contract import Policy
 from retire.protocol.errors import NeedRegister, TermMismatch, UnknownScope
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
@@ -163,6 +165,32 @@ async def test_rebuild_moves_epochs_only_upward(registry):
     moved = await commit(registry, Version(2, 8))
     assert (moved.to_version, moved.sequence) == (Version(2, 9), 41)
     assert moved.children[0][1] == Version(2, 3)
+
+
+async def test_a_rebuild_keeps_what_it_is_not_told(registry):
+    """Policy and parent of a held scope outlive a rebuild by somebody who does not know them; a
+    given policy wins, a given parent does not replace one."""
+    await registry.register(OTHER, term=1)
+    await registry.register(KEY, term=1, policy=Policy.REJECT, parent="other")
+    bare = replace(await registry.get(KEY), policy=None, parent=None)
+    await registry.rebuild("acme", term=2, scopes=(bare,), quota_blocks=None)
+    kept = await registry.get(KEY)
+    assert (kept.policy, kept.parent) == (Policy.REJECT, "other")
+    given = replace(bare, policy=Policy.ENQUEUE, parent="third")
+    await registry.rebuild("acme", term=3, scopes=(given,), quota_blocks=None)
+    kept = await registry.get(KEY)
+    assert (kept.policy, kept.parent) == (Policy.ENQUEUE, "other")
+
+
+async def test_parents_in_a_circle_do_not_stop_the_registry(registry):
+    """A rebuild takes parents as given; a commit in a circle moves each scope once and ends."""
+    await registry.register(KEY, term=1)
+    record = await registry.get(KEY)
+    other = replace(record, key=OTHER, parent=KEY.scope)
+    circle = (replace(record, parent=OTHER.scope), other)
+    await registry.rebuild("acme", term=2, scopes=circle, quota_blocks=None)
+    moved = await commit(registry, Version(2, 0))
+    assert (moved.to_version, moved.children) == (Version(2, 1), ((OTHER, Version(2, 1)),))
 
 
 async def test_rebuild_of_nothing_restores_what_is_given(valkey, connect, settings):

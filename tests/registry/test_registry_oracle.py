@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from retire.protocol.contract import Policy
 from retire.protocol.errors import RetireError
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import SyncRegistry
@@ -15,7 +16,8 @@ from retire.registry.settings import RegistrySettings
 
 NAMES = ("a", "b", "c", "d")
 NODES = ("n1", "n2")
-OPERATIONS = ("register", "join", "leave", "commit", "reserve", "release", "set_quota", "rebuild")
+OPERATIONS = ("register", "join", "leave", "commit", "reserve", "release", "set_quota", "configure")
+OPERATIONS += ("rebuild",)
 STEPS = 250
 
 
@@ -25,6 +27,7 @@ class Scope:
     parent: str | None
     cancelled: bool = False
     paused: bool = False
+    policy: Policy | None = None
     nodes: set[str] = field(default_factory=set)
 
 
@@ -49,6 +52,27 @@ class Oracle:
             self.scopes[name] = Scope(epoch, parent)
             return (True, epoch)
         return (False, self.scopes[name].epoch)
+
+    def configure(self, term, name, policy, parent):
+        if term != self.term or name not in self.scopes:
+            return "term_mismatch" if term != self.term else "need_register"
+        scope = self.scopes[name]
+        if parent and parent != scope.parent:
+            if scope.parent or parent == name:
+                return "invalid_field"
+            if parent not in self.scopes:
+                return "need_register"
+            if self.scopes[parent].cancelled:
+                return "scope_cancelled"
+            if name in self._above(parent):
+                return "invalid_field"
+            scope.parent = parent
+        scope.policy = policy
+        return (scope.policy, scope.parent)
+
+    def _above(self, name):
+        parent = self.scopes[name].parent
+        return [] if parent is None else [parent, *self._above(parent)]
 
     def join(self, term, name, node):
         if term != self.term or name not in self.scopes:
@@ -119,7 +143,7 @@ class Oracle:
             return "term_mismatch"
         self.term, self.quota = term, 50
         scope = self.scopes.setdefault(name, Scope(0, None))
-        scope.epoch, scope.parent, scope.paused = max(scope.epoch, epoch), None, False
+        scope.epoch, scope.paused = max(scope.epoch, epoch), False
         return "rebuilt"
 
 
@@ -133,6 +157,10 @@ class Real:
     def register(self, term, name, epoch, parent):
         made = self.registry.register(key(name), term=term, epoch=epoch, parent=parent)
         return (made.created, made.version.epoch)
+
+    def configure(self, term, name, policy, parent):
+        made = self.registry.configure(key(name), term=term, policy=policy, parent=parent)
+        return (made.policy, made.parent)
 
     def join(self, term, name, node):
         return self.registry.join(key(name), term=term, node=node, boot_id="b").nodes
@@ -185,6 +213,8 @@ def arguments(operation, draw: random.Random, oracle: Oracle):
     match operation:
         case "register":
             return term, name, draw.randrange(3), draw.choice((None, *NAMES[: NAMES.index(name)]))
+        case "configure":
+            return term, name, draw.choice((None, *Policy)), draw.choice((None, None, *NAMES))
         case "join" | "leave":
             return term, name, draw.choice(NODES)
         case "commit":
@@ -210,7 +240,11 @@ def answer(target, operation, given):
 
 def state_of_oracle(oracle: Oracle):
     scopes = {
-        name: (oracle.term, s.epoch, s.parent, s.cancelled, s.paused, tuple(sorted(s.nodes)))
+        name: (
+            Version(oracle.term, s.epoch),
+            *(s.policy, s.parent, s.cancelled, s.paused),
+            tuple(sorted(s.nodes)),
+        )
         for name, s in oracle.scopes.items()
     }
     return oracle.term, oracle.sequence, oracle.quota, oracle.pins, scopes
@@ -219,7 +253,7 @@ def state_of_oracle(oracle: Oracle):
 def state_of_registry(registry: SyncRegistry):
     held = registry.snapshot("acme")
     scopes = {
-        r.key.scope: (r.version.term, r.version.epoch, r.parent, r.cancelled, r.paused, r.nodes)
+        r.key.scope: (r.version, r.policy, r.parent, r.cancelled, r.paused, r.nodes)
         for r in held.scopes
     }
     pins = {r.owner: r.blocks for r in held.reservations}
@@ -231,7 +265,7 @@ def walk(url, settings, seed: int) -> set[object]:
     draw, oracle, real = random.Random(seed), Oracle(), Real(url, settings)
     seen: set[object] = set()
     for step in range(STEPS):
-        weights = (3, 3, 1, 12, 3, 1, 1, 0.15)
+        weights = (3, 3, 1, 12, 3, 1, 1, 2, 0.15)
         operation = draw.choices(OPERATIONS, weights)[0]
         given = arguments(operation, draw, oracle)
         expected = answer(oracle, operation, given)
@@ -249,7 +283,13 @@ def test_random_histories_are_answered_as_the_model_says(store, settings):
     for seed in range(6):
         seen |= walk(store.url, RegistrySettings(f"{settings.prefix}{seed}:"), seed)
     refusals = {"term_mismatch", "need_register", "scope_cancelled", "version_conflict"}
-    assert seen >= refusals | {"idempotency", "quota_exceeded", "rebuilt", *OPERATIONS[:7]}
+    assert seen >= refusals | {
+        "idempotency",
+        "quota_exceeded",
+        "rebuilt",
+        "invalid_field",
+        *OPERATIONS[:8],
+    }
 
 
 def test_control_a_wrong_model_is_caught(store, settings, monkeypatch):

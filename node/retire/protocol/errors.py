@@ -194,6 +194,7 @@ class TermMismatch(Unavailable):
     """The registry's term or incarnation is not ours: it was rebuilt, restored or lost its data."""
 
     code = "term_mismatch"
+    held: int | None = None  # the registry's term, where that is what differs
 
 
 class LeaseExpired(Unavailable):

@@ -9,6 +9,7 @@ import redis.exceptions as redis_errors
 from retire.protocol.errors import (
     CapacityExceeded,
     IdempotencyConflict,
+    InvalidField,
     NeedRegister,
     QuotaExceeded,
     RegistryUnavailable,
@@ -61,6 +62,12 @@ def _scope_refusal(code: str, details: str, key: ScopeKey, subject: Subject) -> 
             return ScopeClosed(closed, Version.parse(details))
         case "UNKNOWNSCOPE":
             return UnknownScope(key.scope)
+        case "PARENT":
+            return InvalidField("parent", subject.parent, f"{details!r}: a parent never changes")
+        case "CYCLE":
+            return InvalidField(
+                "parent", subject.parent, f"a scope that is not below {key.scope!r}"
+            )
         case _:
             return None
 
@@ -68,7 +75,9 @@ def _scope_refusal(code: str, details: str, key: ScopeKey, subject: Subject) -> 
 def _term_mismatch(details: str, subject: Subject) -> TermMismatch:
     kind, _, value = details.partition(" ")
     asked = "" if subject.term is None else f"; the caller's term is {subject.term}"
-    return TermMismatch(f"tenant {subject.tenant!r}: {_LOSS[kind].format(value)}{asked}")
+    error = TermMismatch(f"tenant {subject.tenant!r}: {_LOSS[kind].format(value)}{asked}")
+    error.held = int(value) if kind == "term" else None
+    return error
 
 
 def _need_register(details: str, subject: Subject) -> NeedRegister:

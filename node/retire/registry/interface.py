@@ -84,17 +84,17 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of a tenant's stream: a commit, a gate ack, a rebuild or a participant's receipt.
+    """One entry of a tenant's stream: a commit, a gate ack, a setting, a rebuild or a receipt.
 
     Fields. commit: kind, scope, from, to, generation, sequence, by, children (JSON ``[[scope,
-    version], ...]``). ack and receipt: scope, node, version, payload. register: scope, version,
-    policy ("-": none), parent ("": none). rebuild: term, incarnation. Versions are written
-    ``term.epoch``.
+    version], ...]``). ack and receipt: scope, node, version, payload. register and configure: scope,
+    version, policy ("-": none), parent ("": none). quota: blocks ("": unlimited). rebuild: term,
+    incarnation. Versions are written ``term.epoch``.
     """
 
     id: str
     tenant: str
-    kind: str  # "commit" | "ack" | "register" | "rebuild" | "receipt"
+    kind: str  # "commit" | "ack" | "register" | "configure" | "quota" | "rebuild" | "receipt"
     fields: dict[str, str]
 
 
@@ -106,6 +106,7 @@ class Reservation:
     blocks: int
     left: int | None  # blocks left in the tenant's quota; None: unlimited
     expires_in_s: float
+    over: int = 0  # blocks that all owners together hold above the quota, after it was lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,17 @@ class Registry(Protocol):
     ) -> ScopeRecord:
         """Create the scope at ``term.epoch`` unless it exists; returns it as it is (``created``
         says which)."""
+        ...
+
+    async def configure(
+        self, key: ScopeKey, *, term: int, policy: Policy | None, parent: str | None = None
+    ) -> ScopeRecord:
+        """Set the policy of an existing scope (None clears it), and its parent where it has none.
+
+        A parent never changes: InvalidField for another one, or for one below the scope. Asking
+        twice is asking once. NeedRegister for an unknown scope or parent, ScopeClosed for a
+        cancelled parent.
+        """
         ...
 
     async def join(self, key: ScopeKey, *, term: int, node: str, boot_id: str) -> ScopeRecord:
@@ -238,7 +250,7 @@ class Registry(Protocol):
         ...
 
     async def set_quota(self, tenant: str, *, term: int, blocks: int | None) -> None:
-        """Set the tenant's pin quota in blocks; None: unlimited."""
+        """Set the tenant's pin quota in blocks; None: unlimited. A change is an event for nodes."""
         ...
 
     async def get(self, key: ScopeKey) -> ScopeRecord:
@@ -272,7 +284,7 @@ class Registry(Protocol):
         settle_s: float = 2.0,
     ) -> str:
         """Write the tenant anew under ``term`` (higher than any before), epochs upward only;
-        returns the incarnation.
+        returns the incarnation. A scope given without policy or parent keeps what is held.
 
         ``sequence``: the highest commit sequence any node has seen. ``settle_s``: the longest
         publish lease a node of an older term may still hold; until it has passed, each Commit

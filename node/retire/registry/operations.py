@@ -78,8 +78,7 @@ class Operations:
         """See Registry.register."""
         if not 0 <= epoch <= EPOCH_MAX:
             raise InvalidField("epoch", epoch, f"an integer in 0..{EPOCH_MAX}")
-        if parent is not None and ScopeKey(key.tenant, parent) == key:
-            raise InvalidField("parent", parent, "another scope than the scope itself")
+        _check_parent(key, parent)
         keys = self._keyspace.tenant(key.tenant)
         reply = yield Call(
             script("register"),
@@ -87,6 +86,23 @@ class Operations:
             (
                 *self._caller(key.tenant, term),
                 *(key.scope, str(epoch), replies.policy_text(policy), parent or ""),
+            ),
+            Subject(key.tenant, term, key, parent=parent),
+        )
+        return replies.scope_reply(key, reply)
+
+    def configure(
+        self, key: ScopeKey, *, term: int, policy: Policy | None, parent: str | None = None
+    ) -> Program[ScopeRecord]:
+        """See Registry.configure."""
+        _check_parent(key, parent)
+        keys = self._keyspace.tenant(key.tenant)
+        reply = yield Call(
+            script("configure"),
+            (keys.meta, keys.scopes, keys.children, keys.joins, keys.events),
+            (
+                *self._caller(key.tenant, term),
+                *(key.scope, replies.policy_text(policy), parent or ""),
             ),
             Subject(key.tenant, term, key, parent=parent),
         )
@@ -220,13 +236,13 @@ class Operations:
         lease_ms = _milliseconds("lease_s", lease_s)
         asked = (checked_name("owner", owner), _checked_blocks(blocks), lease_ms)
         keys = self._keyspace.tenant(tenant)
-        _blocks, left = yield Call(
+        _blocks, left, over = yield Call(
             script("reserve"),
             (keys.meta, keys.pins, keys.pin_ends),
             (*self._caller(tenant, term), *asked, keys.quota),
             Subject(tenant, term, blocks=blocks),
         )
-        return Reservation(owner, blocks, int(left) if left else None, lease_s)
+        return Reservation(owner, blocks, int(left) if left else None, lease_s, int(over))
 
     def release(self, tenant: str, *, term: int, owner: str) -> Program[None]:
         """See Registry.release."""
@@ -244,7 +260,7 @@ class Operations:
         text = "" if blocks is None else _checked_blocks(blocks)
         yield Call(
             script("set_quota"),
-            (keys.meta, keys.quota),
+            (keys.meta, keys.quota, keys.events),
             (*self._caller(tenant, term), text),
             Subject(tenant, term),
         )
@@ -320,6 +336,11 @@ class Operations:
 
 def _transition_keys(keys: TenantKeys) -> tuple[str, ...]:
     return (keys.meta, keys.scopes, keys.children, keys.joins, keys.leases, keys.events)
+
+
+def _check_parent(key: ScopeKey, parent: str | None) -> None:
+    if parent is not None and ScopeKey(key.tenant, parent) == key:
+        raise InvalidField("parent", parent, "another scope than the scope itself")
 
 
 def _checked_term(term: int) -> int:

@@ -51,7 +51,7 @@ if moves and tonumber(scope.epoch) >= 1099511627775 then
   return refuse('EPOCHS')
 end
 
-local moved, children = { name }, {}
+local moved, children, met = { name }, {}, { [name] = true }
 if moves then
   scope.epoch = next_epoch(scope)
   scope.cancelled = kind == 'cancel'
@@ -60,7 +60,8 @@ if moves then
     for _, member in ipairs(below(KEYS[3], moved[at])) do
       local child_name = string.match(member, '(%Z+)$')
       local child = unpack_scope(redis.call('HGET', KEYS[2], child_name))
-      if not child.cancelled then
+      if not child.cancelled and not met[child_name] then
+        met[child_name] = true -- a rebuild takes parents as they are given: in a circle, too
         child.epoch = next_epoch(child)
         child.cancelled = kind == 'cancel'
         redis.call('HSET', KEYS[2], child_name, pack_scope(child))

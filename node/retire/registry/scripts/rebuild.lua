@@ -32,12 +32,14 @@ for at = 1, #stored, 2 do
 end
 for _, given in ipairs(cjson.decode(ARGV[6])) do
   local name, epoch, generation, paused, cancelled, policy, parent, nodes = unpack(given)
-  local scope = scopes[name] or { epoch = '0', generation = '0', cancelled = false }
+  local scope = scopes[name] or { epoch = '0', generation = '0', cancelled = false, policy = '-', parent = '' }
   scopes[name] = {
     epoch = int(math.max(tonumber(epoch), tonumber(scope.epoch))),
     generation = int(math.max(tonumber(generation), tonumber(scope.generation))),
     paused = paused == '1', cancelled = cancelled == '1' or scope.cancelled,
-    policy = policy, parent = parent,
+    -- Whoever gives no policy may not know it; a parent never changes.
+    policy = policy ~= '-' and policy or scope.policy,
+    parent = scope.parent ~= '' and scope.parent or parent,
   }
   for _, node in ipairs(nodes) do
     redis.call('ZADD', KEYS[4], 0, table.concat({ name, node, '?' }, '\0'))

@@ -7,7 +7,7 @@ ARGV[1] term  ARGV[2] incarnation or ''
 ARGV[3] owner  ARGV[4] blocks  ARGV[5] length of the lease in milliseconds
 ARGV[6] the key of the quota (blocks; absent: unlimited). It is read only, and it is not among KEYS because
         EVALSHA asks for the right to write each of those, which a node does not have on its quota.
-Returns {blocks, blocks left in the quota or '' when unlimited}.
+Returns {blocks, blocks left in the quota or '' when unlimited, blocks reserved above the quota}.
 Errors: NEEDREGISTER tenant, TERMMISMATCH, QUOTAEXCEEDED <blocks the owner could still add>; what the owner
 held stays as it was. Holding no more than before is never refused, even after the quota was lowered.
 ]]
@@ -27,4 +27,8 @@ pinned = pinned - own + blocks
 redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
 redis.call('ZADD', KEYS[3], int(now + tonumber(ARGV[5])), ARGV[3])
 redis.call('HSET', KEYS[1], 'pinned', int(pinned))
-return { ARGV[4], quota and int(math.max(0, quota - pinned)) or '' }
+return {
+  ARGV[4],
+  quota and int(math.max(0, quota - pinned)) or '',
+  int(quota and math.max(0, pinned - quota) or 0),
+}
