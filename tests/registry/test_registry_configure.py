@@ -1,4 +1,4 @@
-"""Configuring a scope that exists: policy and parent, durable, told to the nodes; never a circle."""
+"""Configuring a scope that exists: policy and parent, durable, told to nodes; never a circle."""
 
 from __future__ import annotations
 

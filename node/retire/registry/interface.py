@@ -87,9 +87,9 @@ class Event:
     """One entry of a tenant's stream: a commit, a gate ack, a setting, a rebuild or a receipt.
 
     Fields. commit: kind, scope, from, to, generation, sequence, by, children (JSON ``[[scope,
-    version], ...]``). ack and receipt: scope, node, version, payload. register and configure: scope,
-    version, policy ("-": none), parent ("": none). quota: blocks ("": unlimited). rebuild: term,
-    incarnation. Versions are written ``term.epoch``.
+    version], ...]``). ack and receipt: scope, node, version, payload. register and configure:
+    scope, version, policy ("-": none), parent ("": none). quota: blocks ("": unlimited). rebuild:
+    term, incarnation. Versions are written ``term.epoch``.
     """
 
     id: str
