@@ -18,13 +18,13 @@ def register() -> None:
     """Probe this vLLM, then open the seams."""
     if not os.environ.get(MAILBOX_ENV):
         return
-    from retire.engine.seams import compat
+    from retire.engine.seams import compat, seeds
 
     try:
-        compat.probe()
+        compat.probe((*compat.SYMBOLS, *seeds.SYMBOLS))
     except compat.SeamMismatch as mismatch:
         raise SystemExit(f"retire: refusing to serve: {mismatch}") from mismatch
     from retire.engine.seams import core, delivery, output, runner, scheduler, tags
 
-    for seam in (scheduler, core, runner, tags, delivery, output):
+    for seam in (scheduler, core, runner, seeds, tags, delivery, output):
         seam.install()
