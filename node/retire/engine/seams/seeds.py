@@ -1,8 +1,8 @@
 """Seam: on a CPU, a request with ``seed`` survives a step that does not finish its prompt.
 
-Wraps ``GPUModelRunner._sample`` and ``_bookkeeping_sync`` (CPUModelRunner inherits them). A step that
-computes a part of a prompt, in a chunked prefill or after a preemption, samples a token for that
-row and throws it away; vLLM then rewinds the row's generator by ``set_offset``, which only CUDA
+Wraps ``GPUModelRunner._sample`` and ``_bookkeeping_sync`` (CPUModelRunner inherits them). A step
+that computes a part of a prompt, in a chunked prefill or after a preemption, samples a token for
+that row and throws it away; vLLM then rewinds its generator by ``set_offset``, which only CUDA
 generators have. On a CPU it raises "CPU Generator does not use offset" and EngineCore is gone, with
 the streams of every scope. It takes ``seed`` with a temperature above 0: greedy rows have no
 generator. Here the generator's whole state is kept before the draw and put back after it. Tested
