@@ -127,16 +127,14 @@ class Api:
     ) -> Object:
         content = None if body is None else json.dumps(body)
         headers = {} if body is None else {"content-type": content_type}
-        response = self._http.request(
-            method, path, content=content, headers=headers, params=params
-        )
+        response = self._http.request(method, path, content=content, headers=headers, params=params)
         if not response.is_success:
             raise refusal(response)
         return response.json()
 
 
 def connection(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
-    """Server, TLS and headers of the current context; files or inline data, certificate or token."""
+    """Server, TLS and headers of the current context; files or inline, certificate or token."""
     config = yaml.safe_load(kubeconfig.read_text())
     name = config["current-context"]
     context = next(one["context"] for one in config["contexts"] if one["name"] == name)

@@ -164,7 +164,13 @@ def run(argv: list[str], *, env: Mapping[str, str], stdin: str = "", limit_s: fl
     """A client command's standard output; CommandFailed when it ends badly or not in time."""
     try:
         done = subprocess.run(
-            argv, input=stdin, env=dict(env), text=True, capture_output=True, timeout=limit_s
+            argv,
+            input=stdin,
+            env=dict(env),
+            text=True,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise CommandFailed(f"{' '.join(argv[:4])}: not done in {limit_s:.0f} s") from error

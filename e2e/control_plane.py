@@ -23,8 +23,8 @@ SERVER_NAMES: Final = (
     "kubernetes.default.svc.cluster.local",
 )
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
-# Pods have loopback addresses here, which the API server refuses in Endpoints; nodes have no kubelet
-# that renews a heartbeat. The harness does what these controllers would.
+# Pods have loopback addresses here, which the API server refuses in Endpoints; nodes have no
+# kubelet that renews a heartbeat. The harness does what these controllers would.
 DISABLED: Final = (
     *("endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"),
     *("node-lifecycle-controller", "node-ipam-controller", "taint-eviction-controller"),
@@ -84,7 +84,7 @@ def api_server(ports: Ports, keys: Keys) -> list[str]:
 
 
 def controller_manager(ports: Ports, keys: Keys, kubeconfig: Path) -> list[str]:
-    """Every controller but those that need real nodes; its own limits raised, so that it is quick."""
+    """Every controller but those that need real nodes; with limits that do not slow it down."""
     return [
         f"--kubeconfig={kubeconfig}",
         f"--authentication-kubeconfig={kubeconfig}",

@@ -1,7 +1,7 @@
 """The pytest fixtures of everything that needs a Kubernetes API server.
 
-A folder's conftest imports them: ``from e2e.fixtures import cluster, crd, namespace``. One cluster a
-pytest process. Must never import the product.
+A folder's conftest puts the repository's root on ``sys.path`` and imports them: ``from e2e.fixtures
+import cluster, crd, namespace``. One cluster a pytest process. Must never import the product.
 """
 
 from __future__ import annotations

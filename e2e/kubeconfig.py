@@ -21,7 +21,9 @@ def user_of(pair: KeyPair) -> dict[str, str]:
     }
 
 
-def write(path: Path, server: str, ca_file: Path, user: dict[str, str], namespace: str = "") -> Path:
+def write(
+    path: Path, server: str, ca_file: Path, user: dict[str, str], namespace: str = ""
+) -> Path:
     """One cluster, one user, one context; readable by its owner."""
     cluster = {"server": server, "certificate-authority-data": _inline(ca_file)}
     context = {"cluster": "e2e", "user": "e2e"} | ({"namespace": namespace} if namespace else {})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # importmode=importlib puts nothing there
+# importmode=importlib puts nothing there: the folder's own modules, and the harness.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[2]))
 
 from e2e.fixtures import cluster, crd, namespace
 
