@@ -18,7 +18,7 @@ from sidecar_world import Gate, Sidecar, Story, eventually
 from retire.mailbox import MailboxWriter
 from retire.protocol import codec
 from retire.protocol.contract import Receipt, StopReason
-from retire.protocol.errors import CapacityExceeded, InvalidField, VersionConflict
+from retire.protocol.errors import CapacityExceeded, Forbidden, InvalidField, VersionConflict
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
 from retire.registry.embedded import EmbeddedServer
@@ -237,7 +237,7 @@ async def test_tcp_serves_the_operator_but_no_gates(start: Callable[..., Sidecar
     port = text.split("tcp=")[1].split()[0]
     async with NodeClient(f"127.0.0.1:{port}") as client:
         assert (await client.status()).lease == "held"
-        with pytest.raises(InvalidField, match="Unix socket"):
+        with pytest.raises(Forbidden, match="Unix socket"):
             await client.attach(
                 lambda: pb.Hello(gate="g"), Gate(sidecar), on_welcome=lambda _: None
             )

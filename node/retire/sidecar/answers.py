@@ -169,6 +169,7 @@ class Answers:
             convert.version_from(getattr(call.committed, "from")),
             convert.version_from(call.committed.to),
             call.receipt_json,
+            call.idempotency_key,
         )
 
     def _end(self, call: Call, error: errors.RetireError | None = None) -> None:

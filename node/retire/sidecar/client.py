@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from retire.sidecar import convert, status
+from retire.sidecar.files import Watched
 from retire.sidecar.gate_link import GateHandler, GateLink
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.pb.node_pb2_grpc import NodeStub
@@ -22,7 +23,7 @@ from retire.telemetry.logs import fields
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from retire.protocol.contract import Contract
+    from retire.protocol.contract import Contract, Policy
     from retire.protocol.errors import RetireError
     from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.config import Tls
@@ -54,6 +55,7 @@ class Joined:
     created: bool
     generation: int
     paused: bool
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,17 @@ class Mutation:
 
 
 class NodeClient:
-    """One sidecar. ``target`` is ``unix:/path`` or ``host:port``."""
+    """One sidecar. ``target`` is ``unix:/path`` or ``host:port``.
 
-    def __init__(self, target: str, *, tls: Tls | None = None) -> None:
-        self._channel = _channel(target, tls)
+    ``server_name``: the DNS name expected in the sidecar's certificate, where it is not the host's.
+    """
+
+    def __init__(
+        self, target: str, *, tls: Tls | None = None, server_name: str | None = None
+    ) -> None:
+        self._files = Watched((tls.cert, tls.key, tls.ca) if tls else ())
+        self._files.mark()
+        self._channel = _channel(target, tls, server_name)
         self._stub = NodeStub(self._channel)
 
     async def __aenter__(self) -> NodeClient:
@@ -78,6 +87,12 @@ class NodeClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the TLS files were replaced since: the next connection should be a new client's.
+        A channel keeps the certificate that it was made with."""
+        return self._files.changed()
 
     async def close(self) -> None:
         """Close the channel."""
@@ -95,6 +110,7 @@ class NodeClient:
             created=reply.created,
             generation=reply.generation,
             paused=reply.paused,
+            policy=convert.policy_from(reply.policy),
         )
 
     async def supersede(
@@ -164,6 +180,28 @@ class NodeClient:
         """The node's lease, term, gates and readiness."""
         return await _unary(self._stub.Status, pb.StatusRequest())
 
+    async def warm(
+        self,
+        key: ScopeKey,
+        version: Version,
+        request_json: bytes,
+        *,
+        traceparent: str = "",
+        timeout_s: float = 60.0,
+    ) -> pb.WarmReply:
+        """Have the KV of an OpenAI request's prompt computed under ``version``, the current one."""
+        request = pb.WarmRequest(
+            key=convert.key_to(key),
+            version=convert.version_to(version),
+            request_json=request_json,
+            traceparent=traceparent,
+        )
+        return await _unary(self._stub.Warm, request, timeout_s=timeout_s)
+
+    async def authenticate(self, token: str) -> pb.AuthenticateReply:
+        """Whom a bearer token stands for; else Unauthenticated, Forbidden or Unavailable."""
+        return await _unary(self._stub.Authenticate, pb.AuthenticateRequest(token=token))
+
     async def attach(
         self,
         hello: Callable[[], pb.Hello],
@@ -207,7 +245,7 @@ def _scope_request(key: ScopeKey, mutation: Mutation) -> pb.ScopeRequest:
     )
 
 
-def _channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
+def _channel(target: str, tls: Tls | None, server_name: str | None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
@@ -215,12 +253,13 @@ def _channel(target: str, tls: Tls | None) -> grpc.aio.Channel:
         private_key=tls.key.read_bytes(),
         certificate_chain=tls.cert.read_bytes(),
     )
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(target, credentials, options=(*_OPTIONS, *named))
 
 
-async def _unary(method: Any, request: Any) -> Any:
+async def _unary(method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
     try:
-        return await method(request)
+        return await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         raise status.from_rpc(error) from error
 

@@ -6,9 +6,11 @@ Must never read the environment outside :func:`Settings.from_env`.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +24,9 @@ LEASE_MIN_S: Final = 0.2
 LEASE_MAX_S: Final = 60.0
 SLOTS: Final = 65536
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "::1")
+TLS_CLIENT: Final = "operator.retire.internal"
+_LEASE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,43 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class KubeAccess:
+    """The Kubernetes API as this pod's service account reaches it."""
+
+    url: str
+    token: Path  # read anew for every call: the kubelet rotates it
+    ca: Path  # PEM; not needed for http://
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """A coordination.k8s.io Lease."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Auth(Enum):
+    """How a bearer token becomes a tenant."""
+
+    NONE = "none"  # it does not: tenants come from a header
+    STATIC = "static"  # a file of token digests
+    TOKENREVIEW = "tokenreview"  # the namespace of the service account that the API server names
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """What the sidecar needs to say who a bearer token is."""
+
+    kind: Auth = Auth.NONE
+    tokens_file: Path | None = None  # STATIC
+    audiences: tuple[str, ...] = ()  # TOKENREVIEW; empty: the API server's own
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the sidecar is told. Times in seconds unless the name says otherwise."""
 
@@ -45,9 +87,14 @@ class Settings:
     socket: Path  # 0600, the engine's API processes attach here
     mailbox: Path
     term_file: Path  # must outlive reboots: a lost term would let versions go back
+    term_lease: LeaseName | None = None  # instead of the file: the operator's, only read here
     slots: int = SLOTS
     listen: str | None = None  # host:port for the operator and the CLI; None: Unix socket only
     tls: Tls | None = None
+    tls_clients: tuple[str, ...] = (TLS_CLIENT,)  # DNS names in certificates that may call over TLS
+    http_listen: str | None = None  # host:port of the probes, plain HTTP; None: off
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    kube: KubeAccess | None = None  # where something here needs the Kubernetes API
     lease_s: float = LEASE_S
     idle_ttl_s: float = 600.0  # a slot nobody asked for this long may be reused
     fence_wait_s: float = 2.0  # longest wait for receipts of engines and of other nodes
@@ -72,8 +119,13 @@ class Settings:
             mailbox=_path(source, "RETIRE_MAILBOX", run_dir / "mailbox"),
             term_file=_path(source, "RETIRE_TERM_FILE", default_state_dir(source) / "term"),
             slots=_integer(source, "RETIRE_SLOTS", SLOTS, low=1, high=SLOTS),
+            term_lease=_term_lease(source),
             listen=source.get("RETIRE_LISTEN") or None,
             tls=_tls(source),
+            tls_clients=_words(source, "RETIRE_TLS_CLIENTS") or (TLS_CLIENT,),
+            http_listen=source.get("RETIRE_HTTP_LISTEN") or None,
+            auth=_auth(source),
+            kube=_kube(source),
             lease_s=_seconds(source, "RETIRE_LEASE_S", LEASE_S, low=LEASE_MIN_S, high=LEASE_MAX_S),
             idle_ttl_s=_seconds(source, "RETIRE_IDLE_TTL_S", 600.0, low=0.05, high=86_400.0),
             fence_wait_s=_seconds(source, "RETIRE_FENCE_WAIT_S", 2.0, low=0.05, high=60.0),
@@ -156,16 +208,73 @@ def _tls(env: Mapping[str, str]) -> Tls | None:
 
 
 def _check_listen(settings: Settings) -> None:
+    if settings.http_listen is not None:
+        host_and_port("RETIRE_HTTP_LISTEN", settings.http_listen)
     if settings.listen is None:
         return
-    host, _, port = settings.listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InvalidField(
-            "RETIRE_LISTEN", settings.listen, "host:port, for example 127.0.0.1:7070"
-        )
+    host, _ = host_and_port("RETIRE_LISTEN", settings.listen)
     if settings.tls is None and host not in LOOPBACK:
         raise InvalidField(
             "RETIRE_LISTEN",
             settings.listen,
             "on loopback unless RETIRE_TLS_CERT, _KEY, _CA are set",
         )
+
+
+def host_and_port(name: str, value: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 address keeps its brackets."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidField(name, value, "host:port, for example 127.0.0.1:7070")
+    return host, int(port)
+
+
+def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """A comma list; empty items are left out."""
+    return tuple(word for part in env.get(name, "").split(",") if (word := part.strip()))
+
+
+def _term_lease(env: Mapping[str, str]) -> LeaseName | None:
+    value = env.get("RETIRE_TERM_LEASE")
+    if not value:
+        return None
+    if _LEASE.fullmatch(value) is None:
+        raise InvalidField("RETIRE_TERM_LEASE", value, "namespace/name of a Lease")
+    if env.get("RETIRE_TERM_FILE"):
+        raise InvalidField("RETIRE_TERM_LEASE", value, "absent where RETIRE_TERM_FILE is set")
+    return LeaseName(*value.split("/"))
+
+
+def _auth(env: Mapping[str, str]) -> AuthSettings:
+    kind = Auth(_choice(env, "RETIRE_AUTH", tuple(member.value for member in Auth)))
+    tokens = env.get("RETIRE_TOKENS_FILE")
+    if kind is Auth.STATIC and not (tokens and Path(tokens).is_file()):
+        raise InvalidField(
+            "RETIRE_TOKENS_FILE", tokens, "a JSON file of tokens (RETIRE_AUTH=static)"
+        )
+    return AuthSettings(
+        kind, Path(tokens) if tokens else None, _words(env, "RETIRE_TOKEN_AUDIENCES")
+    )
+
+
+def _kube(env: Mapping[str, str]) -> KubeAccess | None:
+    """Only where it is needed: a sidecar without Kubernetes asks for nothing of it."""
+    needing = [n for n in ("RETIRE_TERM_LEASE",) if env.get(n)]
+    if env.get("RETIRE_AUTH") == Auth.TOKENREVIEW.value:
+        needing.append("RETIRE_AUTH=tokenreview")
+    if not needing:
+        return None
+    url = env.get("RETIRE_KUBE_API") or _in_cluster(env)
+    if not url.startswith(("https://", "http://")):
+        raise InvalidField(
+            "RETIRE_KUBE_API",
+            url,
+            f"the API server's URL ({needing[0]} needs it); in a pod, absent",
+        )
+    folder = _path(env, "RETIRE_KUBE_ACCOUNT", SERVICE_ACCOUNT)
+    return KubeAccess(url.rstrip("/"), folder / "token", folder / "ca.crt")
+
+
+def _in_cluster(env: Mapping[str, str]) -> str:
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+    return "" if not host else f"https://{f'[{host}]' if ':' in host else host}:{port}"

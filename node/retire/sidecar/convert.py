@@ -15,6 +15,7 @@ from retire.protocol.contract import (
     GateResult,
     Inherit,
     Participant,
+    Policy,
     RetiredRequest,
     Tier,
 )
@@ -80,6 +81,16 @@ def contract_to(contract: Contract) -> pb.Contract:
         ttl_s=contract.ttl_s,
         fence_bound_ms=contract.fence_bound_ms,
     )
+
+
+def policy_to(policy: Policy | None) -> str:
+    """The wire form of a policy; empty: none."""
+    return "" if policy is None else policy.value
+
+
+def policy_from(text: str) -> Policy | None:
+    """The policy, None when empty."""
+    return _member(Policy, text, "policy") if text else None
 
 
 def gate_from(message: pb.GateResult) -> GateResult:

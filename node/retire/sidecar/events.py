@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol import events as ev
+from retire.protocol.contract import Policy
 from retire.protocol.errors import NeedRegister, RegistryUnavailable, TermMismatch
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar.author import Author
@@ -104,6 +105,10 @@ class Follower:
                 key = ScopeKey(event.tenant, event.fields["scope"])
                 version = Version.parse(event.fields["version"])
                 self._ports.journal.append(Transition(key, "register", version, version))
+            case "configure":
+                self._configure(event)
+            case "quota":
+                self._tenants.on_quota(event.tenant)
             case "receipt":
                 self._receipt(event)
 
@@ -151,6 +156,20 @@ class Follower:
             self._driver.gates.received(key, f["node"], version=version, fenced=fenced)
         else:
             self._driver.gates.acked(key, f["node"], version)
+
+    def _configure(self, event: Event) -> None:
+        """Nobody is told: the API processes ask for the policy with their next join."""
+        f = event.fields
+        key = ScopeKey(event.tenant, f["scope"])
+        policy = None if f["policy"] == "-" else Policy(f["policy"])
+
+        def take() -> None:
+            entry = self._ports.scopes.find(key)
+            if entry is not None:
+                entry.policy, entry.parent = policy, f["parent"] or None
+
+        take()
+        self._tenants.joining.again((key,), take)
 
     def _receipt(self, event: Event) -> None:
         f = event.fields

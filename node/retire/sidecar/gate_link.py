@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from retire.protocol.errors import RetireError
+from retire.sidecar import status
 from retire.sidecar.lane import GateEnd
 from retire.sidecar.pb import node_pb2 as pb
 from retire.telemetry import names
@@ -40,6 +42,11 @@ class GateHandler(Protocol):
 
     async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
         """Live requests and pins of the scope in this engine."""
+        ...
+
+    async def warm(self, command: pb.Warm) -> pb.WarmDone:
+        """Compute the KV of a context under the scope's current version, and say what it came to.
+        An error of the tree that is raised here reaches the caller of Warm in its class."""
         ...
 
     def quota(self, command: pb.Quota) -> None:
@@ -132,6 +139,15 @@ class GateLink:
                     reply = await self._handler.inspect(command.inspect)
                     reply.command = number
                     return pb.GateReport(inspect=reply)
+                case "warm":
+                    done = await self._handler.warm(command.warm)
+                    done.command = number
+                    return pb.GateReport(warm=done)
+        except RetireError as error:
+            _log.warning("command refused", extra=fields(command=kind, why=error))
+            text = f"{type(error).__name__}: {error}"
+            text = status.encode(error).decode() if kind == "warm" else text
+            return _failed(kind, number, text)
         except Exception as error:
             _log.exception("command failed", extra=fields(command=kind))
             return _failed(kind, number, f"{type(error).__name__}: {error}")
@@ -143,4 +159,6 @@ def _failed(kind: str | None, number: int, text: str) -> pb.GateReport | None:
         return pb.GateReport(fence=pb.FenceReply(command=number, error=text))
     if kind == "inspect":
         return pb.GateReport(inspect=pb.InspectReply(command=number, error=text))
+    if kind == "warm":
+        return pb.GateReport(warm=pb.WarmDone(command=number, error=text))
     return None

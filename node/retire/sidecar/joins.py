@@ -136,7 +136,9 @@ class Joins:
             ScopeState(record.key, self._ports.identity.node),
             Registered(record.version, record.generation, admission_of(record)),
         )
-        return self._ports.scopes.add(learned.state, self._ports.clock())
+        entry = self._ports.scopes.add(learned.state, self._ports.clock())
+        entry.policy, entry.parent = record.policy, record.parent
+        return entry
 
     async def free_idle(self) -> None:
         """Give up the slots of scopes nobody asked for within the idle time; CapacityExceeded

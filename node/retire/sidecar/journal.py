@@ -28,10 +28,11 @@ class Transition:
     """One line of the journal."""
 
     key: ScopeKey
-    kind: str  # a Change's value, or "register"
+    kind: str  # a Change's value, "register" or "receipt"
     from_version: Version
     to_version: Version
     receipt_json: str = ""
+    idempotency_key: str = ""  # of a call of this node
 
 
 class Journal:
@@ -58,6 +59,7 @@ class Journal:
             to=convert.version_to(line.to_version),
             receipt_json=line.receipt_json,
             at_unix_s=self._wall_s(),
+            idempotency_key=line.idempotency_key,
         )
         getattr(record, "from").CopyFrom(convert.version_to(line.from_version))
         self._records.append(record)

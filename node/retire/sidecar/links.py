@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 
 
+_ANSWERS: Final = ("fence", "inspect", "warm")  # of asks: GateReport's fields
 STRANGERS_S: Final = 5.0  # a process that runs attaches again within a second of a restart
 UNATTACHED: Final = "unattached"  # what a receipt calls them
 
@@ -260,7 +261,7 @@ class Links:
                 link.send(message)
 
     async def ask(self, link: Link, command: pb.GateCommand, *, timeout_s: float) -> pb.GateReport:
-        """Send one Fence or Inspect and wait for its answer. Raises LinkLost or TimeoutError."""
+        """Send one Fence, Inspect or Warm and wait for its answer. LinkLost or TimeoutError."""
         if link.closed:
             raise LinkLost(f"gate {link.gate!r} detached")
         command.command = number = next(self._commands)
@@ -289,8 +290,9 @@ class Links:
             if pending is not None:
                 pending.ack(link, report.switch_ack)
             return
-        number = report.fence.command if kind == "fence" else report.inspect.command
-        ask = link.asks.get(number)
+        if kind not in _ANSWERS:
+            return
+        ask = link.asks.get(getattr(report, kind).command)
         if ask is not None and not ask.answer.done():
             ask.answer.set_result(report)
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from retire.mailbox import MailboxWriter
@@ -14,10 +15,14 @@ from retire.protocol.errors import RetireError
 from retire.registry.client import AsyncRegistry
 from retire.registry.settings import RegistrySettings, where
 from retire.registry.term import TermFile, claim_term
-from retire.sidecar.config import Settings
+from retire.sidecar.authentication import NoAuthentication
+from retire.sidecar.config import Auth, Settings
 from retire.sidecar.node import Node
 from retire.sidecar.parts import Given, Parts
 from retire.sidecar.server import Server, own_folder
+from retire.sidecar.terms import OwnTerms, TermLease
+from retire.sidecar.token_file import TokenFile
+from retire.sidecar.token_reviews import TokenReviews
 from retire.sidecar.views import not_ready_reason
 from retire.telemetry import logs, names
 from retire.telemetry.history import History
@@ -25,6 +30,11 @@ from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from retire.sidecar.authentication import Authenticator
+    from retire.sidecar.kube import KubeApi
+    from retire.sidecar.pages import Pages
+    from retire.sidecar.terms import Terms
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 _READY_POLL_S: Final = 0.05
@@ -51,12 +61,20 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    parts = Parts(_given(settings))
-    server = Server(Node(parts), settings)
+    api = _kube(settings)
+    parts = Parts(_given(settings, api))
+    node = Node(parts, _authenticator(settings, api))
+    server = Server(node, settings)
     await server.start()
+    pages = await _pages(settings, node)
     _log.info(
         "listening",
-        extra=fields(node=settings.node, socket=settings.socket, tcp=server.port or "off"),
+        extra=fields(
+            node=settings.node,
+            socket=settings.socket,
+            tcp=server.port or "off",
+            http=pages.port if pages else "off",
+        ),
     )
     parts.start()
     watching = asyncio.create_task(_watch_ready(parts, server))
@@ -66,25 +84,66 @@ async def serve(settings: Settings) -> None:
     parts.close_gates()
     await server.stop(_GRACE_S)
     await parts.stop()
+    for part in (pages, api):
+        if part is not None:
+            await part.close()
 
 
-def _given(settings: Settings) -> Given:
+def _given(settings: Settings, api: KubeApi | None) -> Given:
     own_folder(settings.socket.parent)
-    authority = TermFile(settings.term_file)
-    term, first = claim_term(authority)
+    terms, term, first = _terms(settings, api)
     url = settings.registry_url
     timeout_s = max(0.25, settings.lease_s / 2)
-    _log.info("registry", extra=fields(url=where(url).removeprefix("at "), term=term))
+    _log.info("registry", extra=fields(url=where(url).removeprefix("at "), term=term or "awaited"))
     return Given(
         settings=settings,
         registry=AsyncRegistry(
             url, RegistrySettings(timeout_s=timeout_s, retries=1, create_when_empty=first)
         ),
-        authority=authority,
+        terms=terms,
         term=term,
         mailbox=MailboxWriter.create(settings.mailbox, capacity=settings.slots),
         history=History.from_env(),
     )
+
+
+def _terms(settings: Settings, api: KubeApi | None) -> tuple[Terms, int, bool]:
+    """Where terms come from, the one to begin with (0: to be awaited), whether it is the first."""
+    if settings.term_lease is not None:
+        assert api is not None, "Settings.kube comes with the Lease"
+        return TermLease(api, settings.term_lease), 0, False
+    authority = TermFile(settings.term_file)
+    return OwnTerms(authority), *claim_term(authority)
+
+
+def _kube(settings: Settings) -> KubeApi | None:
+    if settings.kube is None:
+        return None
+    from retire.sidecar.kube import KubeApi  # noqa: PLC0415 - HTTP only where it is asked for
+
+    return KubeApi(settings.kube)
+
+
+def _authenticator(settings: Settings, api: KubeApi | None) -> Authenticator:
+    match settings.auth.kind:
+        case Auth.STATIC:
+            assert settings.auth.tokens_file is not None
+            return TokenFile(settings.auth.tokens_file)
+        case Auth.TOKENREVIEW:
+            assert api is not None, "Settings.kube comes with TokenReview"
+            return TokenReviews(api, settings.auth.audiences, clock=time.monotonic)
+        case _:
+            return NoAuthentication()
+
+
+async def _pages(settings: Settings, node: Node) -> Pages | None:
+    if settings.http_listen is None:
+        return None
+    from retire.sidecar.pages import Pages, probes  # noqa: PLC0415 - the same
+
+    pages = Pages(settings.http_listen, probes(node.not_ready_reason))
+    await pages.start()
+    return pages
 
 
 async def _watch_ready(parts: Parts, server: Server) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from retire.protocol import events as ev
 from retire.protocol.errors import InvalidField, TermMismatch
@@ -17,22 +17,33 @@ from retire.sidecar.calls import Call
 from retire.sidecar.fencing import inspect
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.reports import Reports
-from retire.sidecar.views import live_view, scope_view, status_reply
+from retire.sidecar.views import (
+    live_view,
+    not_ready_reason,
+    recorded_view,
+    scope_view,
+    status_reply,
+)
+from retire.sidecar.warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from retire.protocol.versions import Version
-    from retire.registry.interface import ScopeRecord
+    from retire.sidecar.authentication import Authenticator
     from retire.sidecar.links import Link
     from retire.sidecar.parts import Parts
+
+WARM_S: Final = 300.0  # the longest wait for one context, whatever the caller allows
+_OF_DEADLINE: Final = 0.98  # of the caller's time, so that our answer is there before it gives up
 
 
 class Node:
     """The facade over the parts of a running sidecar."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, authenticator: Authenticator) -> None:
         self._parts = parts
+        self._authenticator = authenticator
         self._ports = parts.ports
         self._reports = Reports(parts)
         self.links = parts.ports.links
@@ -48,6 +59,7 @@ class Node:
             created=created,
             generation=entry.state.generation,
             paused=entry.state.admission is ev.Admission.PAUSED,
+            policy=convert.policy_to(entry.policy),
         )
 
     async def supersede(self, request: pb.SupersedeRequest) -> AsyncIterator[pb.TransitionEvent]:
@@ -76,7 +88,7 @@ class Node:
         entry = self._ports.scopes.find(key)
         if entry is None:
             await self._parts.tenants.open(key.tenant)
-            return _recorded(await self._ports.registry.get(key))
+            return recorded_view(await self._ports.registry.get(key))
         replies = await inspect(self.links, key, wait_s=self._ports.settings.fence_wait_s)
         return live_view(scope_view(entry, node=self._ports.identity.node), replies)
 
@@ -93,6 +105,25 @@ class Node:
     def watch(self, tenant: str, *, after: int) -> AsyncIterator[pb.TransitionRecord]:
         """The journal from ``after`` on."""
         return self._ports.journal.watch(tenant, after=after)
+
+    async def warm(self, request: pb.WarmRequest, *, left_s: float | None) -> pb.WarmReply:
+        """Compute a context's KV on this node, within the caller's deadline."""
+        self._refuse_while_entering()
+        entry = await self._parts.joins.find(convert.key_from(request.key))
+        wait_s = WARM_S if left_s is None else min(WARM_S, left_s * _OF_DEADLINE)
+        node = self._ports.identity.node
+        return await warm(self.links, entry, request, node=node, wait_s=wait_s)
+
+    async def authenticate(self, token: str) -> pb.AuthenticateReply:
+        """Whom a bearer token stands for."""
+        caller = await self._authenticator.authenticate(token)
+        return pb.AuthenticateReply(
+            tenant=caller.tenant, subject=caller.subject, cache_s=caller.cache_s
+        )
+
+    def not_ready_reason(self) -> str:
+        """Empty when the node may serve."""
+        return not_ready_reason(self._parts)
 
     def report(self, request: pb.ReportRequest) -> None:
         """Take in the receipt that a driver completed."""
@@ -150,10 +181,13 @@ class Node:
         )
 
     async def _start(self, call: Call) -> None:
-        if self._parts.rebuild.running:
-            raise TermMismatch("the registry is being entered again; retry with the same key")
+        self._refuse_while_entering()
         await self._parts.joins.find(call.key)
         self._parts.driver.start(call)
+
+    def _refuse_while_entering(self) -> None:
+        if self._parts.rebuild.running:
+            raise TermMismatch("the registry is being entered again; retry with the same key")
 
     async def _finished(self, call: Call) -> pb.TransitionReply:
         await self._start(call)
@@ -176,16 +210,3 @@ def _digest(request: pb.SupersedeRequest | pb.ScopeRequest) -> str:
     for field in ("idempotency_key", "traceparent"):
         bare.ClearField(field)
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
-
-
-def _recorded(record: ScopeRecord) -> pb.ScopeView:
-    """A scope no gate of this node holds."""
-    phase = "cancelled" if record.cancelled else "paused" if record.paused else "current"
-    return pb.ScopeView(
-        key=convert.key_to(record.key),
-        version=convert.version_to(record.version),
-        phase=phase,
-        paused=record.paused,
-        cancelled=record.cancelled,
-        nodes=record.nodes,
-    )

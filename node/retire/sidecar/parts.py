@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from retire.mailbox import Slot
     from retire.protocol.errors import NeedRegister, TermMismatch
     from retire.registry.interface import Registry
-    from retire.registry.term import TermAuthority
     from retire.sidecar.config import Settings
+    from retire.sidecar.terms import Terms
     from retire.telemetry.history import History
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
@@ -48,8 +48,8 @@ class Given:
 
     settings: Settings
     registry: Registry
-    authority: TermAuthority
-    term: int
+    terms: Terms
+    term: int  # 0: not known yet, terms will tell
     mailbox: MailboxWriter
     history: History
 
@@ -80,13 +80,13 @@ class Parts:
         self.lease = LeaseKeeper(ports, self.mailbox, self._lost)
         self.tenants = Tenants(ports, self.driver, self.lease, joining=joining)
         self.rebuild = Rebuild(
-            ports, self.driver, self.lease, tenants=self.tenants, authority=given.authority
+            ports, self.driver, self.lease, tenants=self.tenants, terms=given.terms
         )
         self.joins = Joins(ports, self.tenants, joining)
         self.quotas = Quotas(ports)
         self._keeping: asyncio.Task[None] | None = None
         self.tenants.on_lost = self._lost
-        self.tenants.on_opened = self.quotas.open
+        self.tenants.on_opened = self.tenants.on_quota = self.quotas.open
 
     def start(self) -> None:
         """Take over the mailbox's scopes, enter the registry, keep the lease. Returns at once."""

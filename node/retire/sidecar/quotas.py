@@ -17,6 +17,7 @@ from retire.telemetry import names
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
+    from retire.registry.interface import Reservation
     from retire.sidecar.links import Link
     from retire.sidecar.ports import Ports
 
@@ -31,9 +32,13 @@ class Quotas:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._granted: dict[str, int | None] = {}
+        self._refreshing: dict[str, asyncio.Lock] = {}
 
     def open(self, tenant: str) -> None:
-        """Begin to hold a share in a tenant; until it is granted the engines may pin nothing."""
+        """Begin to hold a share in a tenant; until it is granted the engines may pin nothing.
+
+        Also when its quota was changed: more is taken at once, and what is over is given back.
+        """
         if tenant != NODE_TENANT:
             self._ports.tasks.spawn(self._refresh(tenant), name=f"quota of tenant {tenant}")
 
@@ -62,6 +67,11 @@ class Quotas:
         return f"{own.node}:{own.boot_id}"
 
     async def _refresh(self, tenant: str) -> None:
+        """One at a time for a tenant: each begins with what the one before was granted."""
+        async with self._refreshing.setdefault(tenant, asyncio.Lock()):
+            await self._refresh_alone(tenant)
+
+    async def _refresh_alone(self, tenant: str) -> None:
         try:
             granted = await self._reserve(tenant)
         except RetireError as error:
@@ -74,30 +84,49 @@ class Quotas:
 
     async def _reserve(self, tenant: str) -> int | None:
         """Renew what is held, then grow by what is left. None: the tenant has no quota."""
-        held = self._granted.get(tenant) or _NOTHING
-        left = await self._ask(tenant, held)
-        default = self._ports.settings.pin_quota_blocks
-        if left is None and default is not None:
-            term = self._ports.identity.term
-            await self._ports.registry.set_quota(tenant, term=term, blocks=default)
-            left = await self._ask(tenant, held)
-        if left is None or left <= 0:
-            return None if left is None else held
-        try:
-            await self._ask(tenant, held + left)
-        except QuotaExceeded:  # another node was faster; what we hold stays ours
-            return held
-        return held + left
+        held = await self._renewed(tenant)
+        if held.left is None:
+            return await self._without_quota(tenant)
+        if held.over:  # the quota was lowered: whoever learns it first gives first
+            kept = max(0, held.blocks - held.over)
+            await self._ask(tenant, kept)
+            return kept
+        return await self._grown(tenant, held)
 
-    async def _ask(self, tenant: str, blocks: int) -> int | None:
-        reservation = await self._ports.registry.reserve(
+    async def _grown(self, tenant: str, held: Reservation) -> int:
+        if not held.left:
+            return held.blocks
+        try:
+            await self._ask(tenant, held.blocks + held.left)
+        except QuotaExceeded:  # another node was faster; what we hold stays ours
+            return held.blocks
+        return held.blocks + held.left
+
+    async def _renewed(self, tenant: str) -> Reservation:
+        """What we held, if the registry still has it or can give it again; else nothing."""
+        try:
+            return await self._ask(tenant, self._granted.get(tenant) or _NOTHING)
+        except QuotaExceeded:  # our lease had ended, or the registry was rebuilt
+            return await self._ask(tenant, _NOTHING)
+
+    async def _without_quota(self, tenant: str) -> int | None:
+        """This node's default, where there is one: as the tenant's quota, unless an operator sets
+        quotas: then it bounds this node only."""
+        default, settings = self._ports.settings.pin_quota_blocks, self._ports.settings
+        if default is None or settings.term_lease is not None:
+            return default
+        term = self._ports.identity.term
+        await self._ports.registry.set_quota(tenant, term=term, blocks=default)
+        return await self._grown(tenant, await self._renewed(tenant))
+
+    async def _ask(self, tenant: str, blocks: int) -> Reservation:
+        return await self._ports.registry.reserve(
             tenant,
             term=self._ports.identity.term,
             owner=self._owner,
             blocks=blocks,
             lease_s=LEASE_S,
         )
-        return reservation.left
 
 
 def _quota(tenant: str, blocks: int | None) -> pb.GateCommand:

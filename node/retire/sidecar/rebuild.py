@@ -1,13 +1,14 @@
 """The registry is not the one we knew: find the term, write what is lost anew, enter it again.
 
-Standalone form (design, section 4): the term comes from a TermAuthority, the scopes from this
-node's
-own inventory. Every token of a lower term is refused from then on. Must never lower a version.
+Standalone (design, section 4) the scopes come from this node's own inventory; in Kubernetes the
+operator writes them and the node follows (written.py). Every token of a lower term is refused from
+then on. Must never lower a version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Final
@@ -18,28 +19,30 @@ from retire.protocol.errors import (
     RegistryUnavailable,
     ScopeClosed,
     TermMismatch,
+    Unavailable,
     UnknownScope,
 )
 from retire.protocol.history import RegistryRebuilt
-from retire.protocol.versions import Version
+from retire.protocol.versions import ScopeKey, Version
 from retire.registry.interface import CommitKind, ScopeRecord
 from retire.sidecar.author import Author
 from retire.sidecar.journal import Transition
 from retire.sidecar.tenants import NODE_TENANT
+from retire.sidecar.written import NotWritten, Written
 from retire.telemetry import names
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
-    from retire.protocol.versions import ScopeKey
-    from retire.registry.term import TermAuthority
     from retire.sidecar.driver import Driver
     from retire.sidecar.lease import LeaseKeeper
     from retire.sidecar.ports import Ports
     from retire.sidecar.scopes import Entry
     from retire.sidecar.tenants import Tenants
+    from retire.sidecar.terms import Terms
 
 _log = logging.getLogger(names.LOGGER_SIDECAR)
 _RETRY_S: Final = 0.2
+_POLL_S: Final = 0.5  # of a term that somebody else has to make
 _JOINS_AT_ONCE: Final = 32
 _SETTLE_MARGIN: Final = 1.1  # clocks run apart; see protocol.gate.DRIFT_MARGIN
 
@@ -56,16 +59,19 @@ class Rebuild:
         lease: LeaseKeeper,
         *,
         tenants: Tenants,
-        authority: TermAuthority,
+        terms: Terms,
     ) -> None:
         self._ports = ports
         self._driver = driver
         self._lease = lease
         self._tenants = tenants
-        self._authority = authority
+        self._terms = terms
+        self._written = Written(ports, tenants) if terms.follows else None
         self._running: asyncio.Task[None] | None = None
         self._rebooted = False
         self._waiting = False
+        self.why_lost = ""  # why the registry is not the one we knew, until it is entered again
+        self.waiting = ""  # what the entry waits for, while it must
         self.count = 0  # tenants this node wrote anew
 
     @property
@@ -91,6 +97,7 @@ class Rebuild:
         if done.cancelled():
             return
         if done.exception() is None:
+            self.why_lost = self.waiting = ""
             self._lease.resume()
         else:  # logged by the task; the node stays closed and tries again
             asyncio.get_running_loop().call_later(_RETRY_S, self.start)
@@ -100,8 +107,9 @@ class Rebuild:
         self._rebooted = False
         if error is not None:
             await self._react(error)
-        tenants = {NODE_TENANT, *self._tenants.terms, *self._by_tenant()}
-        for tenant in sorted(tenants):
+        elif not self._ports.identity.term:
+            await self._take_term("")
+        for tenant in sorted(self._all_tenants()):
             self._tenants.unfollow(tenant)
             while not await self._entered(tenant):
                 await asyncio.sleep(_RETRY_S)
@@ -114,6 +122,9 @@ class Rebuild:
     async def _entered(self, tenant: str) -> bool:
         try:
             await self._enter(tenant)
+        except NotWritten as error:
+            self._wait_for(error)
+            return False
         except RegistryUnavailable as error:
             if not self._waiting:
                 _log.warning(
@@ -126,8 +137,22 @@ class Rebuild:
             _log.warning("registry cannot be entered as it is", extra=fields(why=error))
             await self._react(error)
             return False
-        self._waiting = False
+        self._waiting, self.waiting = False, ""
         return True
+
+    def _wait_for(self, error: Unavailable) -> None:
+        if self.waiting != str(error):
+            _log.warning("not in the registry yet", extra=fields(why=error))
+        self.waiting = str(error)
+
+    def sequences(self) -> dict[str, int]:
+        """Tenant -> the highest commit sequence this node has seen there, whatever the term."""
+        entered = {NODE_TENANT, *self._tenants.terms}
+        tenants = self._all_tenants() if self.running else entered  # the same, found quickly
+        return {tenant: self._lease.seen(tenant) for tenant in tenants}
+
+    def _all_tenants(self) -> set[str]:
+        return {NODE_TENANT, *self._tenants.terms, *self._by_tenant()}
 
     async def _react(self, error: TermMismatch | NeedRegister) -> None:
         """A forgotten boot enters as a new one; anything else is a registry of another term."""
@@ -136,20 +161,32 @@ class Rebuild:
             self._rebooted = True
             own.boot_id = f"{own.boot_id.split('.')[0]}.{time.time_ns():x}"
             return
-        self._take_term()
+        await self._take_term(str(error))
 
-    def _take_term(self) -> None:
-        """The authority's term if it is ahead of ours, else the next one, by compare-and-set."""
+    async def _take_term(self, why: str) -> None:
+        """A higher term than any we know, however long it takes to be made."""
         own = self._ports.identity
-        term = self._authority.current()
-        if term <= own.term:
+        known, floor = own.term, own.term or max(0, self._term_held() - 1)
+        if not self._terms.follows:
+            self.why_lost = why
+        while True:
             try:
-                term = self._authority.advance(own.term)
-            except TermMismatch:
-                term = self._authority.current()
-        own.term = term
-        settle_s = self._ports.settings.lease_s * _SETTLE_MARGIN
-        self._tenants.closed_until_s = self._ports.clock() + settle_s
+                own.term = await self._terms.above(floor)
+                break
+            except Unavailable as error:
+                self.why_lost = why
+                self._wait_for(error)
+            await asyncio.sleep(_POLL_S)
+        self.waiting = ""
+        if self._terms.follows:  # whoever made the term knows
+            self.why_lost = ""
+        if known or own.term > max(1, self._term_held()):
+            settle_s = self._ports.settings.lease_s * _SETTLE_MARGIN
+            self._tenants.closed_until_s = self._ports.clock() + settle_s
+
+    def _term_held(self) -> int:
+        """The highest term of this node's scopes: what the mailbox remembers over a restart."""
+        return max((_term(entry) for entry in self._ports.scopes), default=0)
 
     def _by_tenant(self) -> dict[str, list[Entry]]:
         found: dict[str, list[Entry]] = {}
@@ -180,30 +217,41 @@ class Rebuild:
         Never hello first after the term rose: it could make an empty tenant beside leases that run.
         """
         own, registry = self._ports.identity, self._ports.registry
-        held = max((_term(entry) for entry in mine), default=own.term)
+        held = max((_term(entry) for entry in mine), default=0)
         known = self._tenants.terms.get(tenant, held)
-        if known < own.term:
-            try:
-                await registry.rebuild(
-                    tenant,
-                    term=own.term,
-                    scopes=[_record(entry, own.term) for entry in mine],
-                    quota_blocks=await self._quota(tenant),
-                    sequence=self._lease.seen(tenant),
-                    settle_s=self._ports.settings.lease_s,
-                )
-                self.count += 1
-                self._note_rebuild(tenant, own.term)
-            except TermMismatch:  # another node has written it under this term, or a higher one
-                _log.info("tenant was rebuilt by another node", extra=fields(tenant=tenant))
+        if self._written is not None:
+            await self._written.enter(tenant, max(known, self._floor(tenant)))
+            return
+        if 0 < known < own.term:
+            await self._rebuild(tenant, mine)
         await registry.hello(tenant, term=own.term)
+
+    def _floor(self, tenant: str) -> int:
+        """The node's own tenant was there under every term that this node has seen."""
+        return self._term_held() if tenant == NODE_TENANT else 0
+
+    async def _rebuild(self, tenant: str, mine: list[Entry]) -> None:
+        own = self._ports.identity
+        try:
+            await self._ports.registry.rebuild(
+                tenant,
+                term=own.term,
+                scopes=[_record(entry, own.term) for entry in mine],
+                quota_blocks=await self._quota(tenant),
+                sequence=self._lease.seen(tenant),
+                settle_s=self._ports.settings.lease_s,
+            )
+        except TermMismatch:  # another node has written it under this term, or a higher one
+            _log.info("tenant was rebuilt by another node", extra=fields(tenant=tenant))
+            return
+        self.count += 1
+        self._note_rebuild(tenant, own.term)
 
     async def _rejoin(self, entry: Entry) -> None:
         """Join again and move to the registry's version; TermMismatch when the registry is
         behind.
         """
-        own, registry = self._ports.identity, self._ports.registry
-        key, version = entry.state.key, entry.state.version
+        own, key, version = self._ports.identity, entry.state.key, entry.state.version
         assert version is not None
         cancelled = entry.state.admission is ev.Admission.CANCELLED
         try:
@@ -211,11 +259,28 @@ class Rebuild:
         except (NeedRegister, UnknownScope):
             if version.term == own.term:
                 raise TermMismatch(f"scope {key} at {version} is not in the registry") from None
-            record = await registry.register(key, term=own.term, epoch=version.epoch)
-            record = await self._close_again(record) if cancelled else await self._join(key)
+            record = await self._register_again(entry)
+            record = record if cancelled else await self._join(key)
+        if cancelled and not record.cancelled:
+            record = await self._close_again(record)
         if record.version < version:
             raise TermMismatch(f"scope {key}: registry is at {record.version}, node at {version}")
         self._take(entry, record)
+
+    async def _register_again(self, entry: Entry) -> ScopeRecord:
+        """A scope that whoever rebuilt the registry did not know; below its parent, if there."""
+        key, version = entry.state.key, entry.state.version
+        assert version is not None
+        register, term = self._ports.registry.register, self._ports.identity.term
+        if entry.parent is not None:
+            parent = self._ports.scopes.find(ScopeKey(key.tenant, entry.parent))
+            with contextlib.suppress(NeedRegister, ScopeClosed):
+                if parent is not None:
+                    await self._register_again(parent)
+                return await register(
+                    key, term=term, epoch=version.epoch, policy=entry.policy, parent=entry.parent
+                )
+        return await register(key, term=term, epoch=version.epoch, policy=entry.policy)
 
     async def _record_of(self, key: ScopeKey, *, cancelled: bool) -> ScopeRecord:
         """A cancelled scope has no gates: it is read, not joined."""
@@ -283,7 +348,7 @@ def _record(entry: Entry, term: int) -> ScopeRecord:
         generation=entry.state.generation,
         paused=entry.state.admission is ev.Admission.PAUSED,
         cancelled=entry.state.admission is ev.Admission.CANCELLED,
-        policy=None,
-        parent=None,
+        policy=entry.policy,
+        parent=entry.parent,
         nodes=(),
     )

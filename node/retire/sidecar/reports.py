@@ -38,7 +38,14 @@ class Reports:
                 "receipt_json", request.receipt_json, f"the receipt of {key} at {to}"
             )
         self._parts.ports.scopes.get(key)
-        line = Transition(key, "supersede", receipt.from_version, to, request.receipt_json)
+        line = Transition(
+            key,
+            "supersede",
+            receipt.from_version,
+            to,
+            request.receipt_json,
+            request.idempotency_key,
+        )
         stored = StoredReceipt(to, request.idempotency_key, request.receipt_json)
         self._parts.driver.answers.publish_receipt(key, stored, line=line)
         self._tell_protocol(key, receipt)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from retire.mailbox import MailboxWriter, SlotRef
+    from retire.protocol.contract import Policy
     from retire.protocol.state import ScopeState
     from retire.protocol.versions import ScopeKey, Version
 
@@ -45,6 +46,8 @@ class Entry:
     slot: int  # Invariant: open in the mailbox at state.version
     last_seen_s: float  # last request of an API process, monotonic clock
     receipts: deque[StoredReceipt] | None = None  # made with the first receipt
+    policy: Policy | None = None  # as the registry's record has it; a restart forgets both
+    parent: str | None = None
 
 
 class Scopes:

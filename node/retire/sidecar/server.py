@@ -19,8 +19,10 @@ from grpc_health.v1._async import HealthServicer
 
 from retire.protocol.errors import InvalidField, RetireError
 from retire.sidecar import convert, lane, status
+from retire.sidecar.access import Access
 from retire.sidecar.pb import node_pb2 as pb
 from retire.sidecar.pb import node_pb2_grpc
+from retire.sidecar.tls import Certificates
 from retire.telemetry import names
 from retire.telemetry.logs import fields
 
@@ -47,6 +49,7 @@ def _translated(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     @functools.wraps(method)
     async def wrapper(self: NodeService, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
+            self.access.check(method.__name__, context)
             return await method(self, request, context)
         except RetireError as error:
             await _abort(context, error)
@@ -60,6 +63,7 @@ def _translated_stream(method: Callable[..., AsyncIterator[Any]]) -> Callable[..
     @functools.wraps(method)
     async def wrapper(self: NodeService, request: Any, context: grpc.aio.ServicerContext) -> None:
         try:
+            self.access.check(method.__name__, context)
             async for message in method(self, request, context):
                 await context.write(message)
         except RetireError as error:
@@ -76,8 +80,9 @@ async def _abort(context: grpc.aio.ServicerContext, error: RetireError) -> None:
 class NodeService(node_pb2_grpc.NodeServicer):
     """One method per RPC of ``node.proto``; every one a conversion and a call."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, access: Access) -> None:
         self._node = node
+        self.access = access
 
     @_translated
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
@@ -144,6 +149,19 @@ class NodeService(node_pb2_grpc.NodeServicer):
         del request, context
         return self._node.status()
 
+    @_translated
+    async def Warm(self, request: pb.WarmRequest, context: Any) -> pb.WarmReply:
+        """Compute the KV of a context, so that the successor finds it."""
+        return await self._node.warm(request, left_s=context.time_remaining())
+
+    @_translated
+    async def Authenticate(
+        self, request: pb.AuthenticateRequest, context: Any
+    ) -> pb.AuthenticateReply:
+        """Whom a bearer token stands for."""
+        del context
+        return await self._node.authenticate(request.token)
+
     async def Attach(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> None:
         """The link of an API process, over the Unix socket only."""
         del request_iterator
@@ -162,8 +180,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             self._node.detach(link)
 
     async def _hello(self, context: grpc.aio.ServicerContext) -> pb.Hello:
-        if not context.peer().startswith("unix:"):
-            raise InvalidField("attach", context.peer(), "made over the node's Unix socket")
+        self.access.check("Attach", context)
         first = await context.read()
         if first is _EOF or first.WhichOneof("report") != "hello":
             raise InvalidField("report.hello", None, "the first message of an Attach stream")
@@ -190,7 +207,8 @@ class Server:
         self._lanes: asyncio.Server | None = None
         self.port: int | None = None  # bound TCP port, once started with ``listen``
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        node_pb2_grpc.add_NodeServicer_to_server(NodeService(node), self._server)
+        access = Access(settings.tls_clients if settings.tls else None)
+        node_pb2_grpc.add_NodeServicer_to_server(NodeService(node, access), self._server)
 
     async def start(self) -> None:
         """Listen. Raises InvalidField when the socket's folder is not this user's alone."""
@@ -228,13 +246,9 @@ class Server:
         tls = self._settings.tls
         if tls is None:
             return self._server.add_insecure_port(listen)
-        credentials = grpc.ssl_server_credentials(
-            [(tls.key.read_bytes(), tls.cert.read_bytes())],
-            root_certificates=tls.ca.read_bytes(),
-            require_client_auth=True,
-        )
-        _log.info("TCP with mutual TLS", extra=fields(listen=listen))
-        return self._server.add_secure_port(listen, credentials)
+        clients = ",".join(self._settings.tls_clients)
+        _log.info("TCP with mutual TLS", extra=fields(listen=listen, clients=clients))
+        return self._server.add_secure_port(listen, Certificates(tls).credentials())
 
 
 def own_folder(folder: Path) -> None:

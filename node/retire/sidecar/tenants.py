@@ -41,6 +41,7 @@ class Tenants:
         self._followers: dict[str, asyncio.Task[None]] = {}
         self.on_lost: Callable[[TermMismatch | NeedRegister], Awaitable[None]] = _unexpected
         self.on_opened: Callable[[str], None] = lambda _: None
+        self.on_quota: Callable[[str], None] = lambda _: None  # the tenant's quota was changed
         self.closed_until_s = 0.0  # after a rebuild: leases of the older term may still run
 
     def __iter__(self) -> Iterator[str]:
@@ -65,9 +66,9 @@ class Tenants:
 
     async def _open(self, tenant: str) -> None:
         own, registry = self._ports.identity, self._ports.registry
-        left_s = self.closed_until_s - self._ports.clock()
-        if left_s > 0:
-            raise Unavailable(f"the registry was rebuilt; new tenants open in {left_s:.1f} s")
+        if not own.term:
+            raise Unavailable("the registry has no term yet; retry later")
+        await self._settled(tenant)
         await registry.hello(tenant, term=own.term)
         renewal = await registry.renew(
             own.node,
@@ -79,9 +80,23 @@ class Tenants:
         self._lease.join(tenant, renewal.sequences[tenant])
         self._follow(tenant, renewal.tails[tenant])
 
+    async def _settled(self, tenant: str) -> None:
+        """After a rebuild a tenant may be opened that is there: leases of before count in it."""
+        left_s = self.closed_until_s - self._ports.clock()
+        if left_s <= 0:
+            return
+        try:
+            await self._ports.registry.snapshot(tenant)
+        except NeedRegister:
+            raise Unavailable(
+                f"the registry was rebuilt; new tenants open in {left_s:.1f} s"
+            ) from None
+
     def take(self, record: ScopeRecord, sequence: int) -> None:
         """A record read from the registry, applied to a joined scope: versions only rise."""
-        if record.key in self._ports.scopes:
+        entry = self._ports.scopes.find(record.key)
+        if entry is not None:
+            entry.policy, entry.parent = record.policy, record.parent
             self._driver.apply(
                 record.key,
                 Registered(

@@ -11,6 +11,8 @@ from retire.sidecar import convert
 from retire.sidecar.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
+    from retire.registry.interface import ScopeRecord
+    from retire.sidecar.links import Link
     from retire.sidecar.parts import Parts
     from retire.sidecar.scopes import Entry
 
@@ -26,6 +28,9 @@ def scope_view(entry: Entry, *, node: str) -> pb.ScopeView:
         paused=state.admission is Admission.PAUSED,
         cancelled=state.admission is Admission.CANCELLED,
         nodes=(node,),
+        policy=convert.policy_to(entry.policy),
+        parent=entry.parent or "",
+        generation=state.generation,
         receipts_json=[receipt.json for receipt in entry.receipts or ()],
     )
 
@@ -57,13 +62,47 @@ def status_reply(parts: Parts) -> pb.StatusReply:
         slots_free=ports.scopes.free_count,
         ready=not reason,
         not_ready_reason=reason,
+        publish_lease_s=ports.settings.lease_s,
+        sequences=parts.rebuild.sequences(),
+        registry_lost=parts.rebuild.why_lost,
+        engines=[_engine(boot_id, links) for boot_id, links in ports.links.engines().items()],
+    )
+
+
+def recorded_view(record: ScopeRecord) -> pb.ScopeView:
+    """A scope no gate of this node holds, as the registry has it."""
+    phase = "cancelled" if record.cancelled else "paused" if record.paused else "current"
+    return pb.ScopeView(
+        key=convert.key_to(record.key),
+        version=convert.version_to(record.version),
+        phase=phase,
+        paused=record.paused,
+        cancelled=record.cancelled,
+        nodes=record.nodes,
+        policy=convert.policy_to(record.policy),
+        parent=record.parent or "",
+        generation=record.generation,
+    )
+
+
+def _engine(boot_id: str, links: list[Link]) -> pb.EngineView:
+    """Processes of one engine say the same of it; the newest is asked."""
+    hello = links[-1].hello
+    return pb.EngineView(
+        engine_boot_id=boot_id,
+        model=hello.model,
+        fingerprint=hello.fingerprint,
+        block_size=hello.block_size,
+        num_blocks=hello.num_blocks,
+        gates=len(links),
     )
 
 
 def not_ready_reason(parts: Parts) -> str:
     """Empty when the node may serve: its lease is held and an API process is attached."""
     if parts.rebuild.running:
-        return f"entering the registry: {parts.lease.trouble or 'joining scopes'}"
+        waiting = parts.rebuild.waiting or parts.lease.trouble or "joining scopes"
+        return f"entering the registry: {waiting}"
     if not parts.lease.held:
         return f"no publish lease: {parts.lease.trouble or 'catching up with the registry'}"
     return parts.ports.links.not_ready_reason()
