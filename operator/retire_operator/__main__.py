@@ -1,0 +1,7 @@
+"""``python -m retire_operator``."""
+
+import sys
+
+from retire_operator.main import main
+
+sys.exit(main())

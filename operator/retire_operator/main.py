@@ -1,0 +1,300 @@
+"""``retire-operator``: one operator process, from environment to clean shutdown.
+
+Builds every part and wires them; the only module that knows them all. 2 when the configuration is
+refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import kopf
+from kubernetes.client import CoordinationV1Api
+from kubernetes.config import ConfigException
+
+from retire.protocol.errors import InvalidField, RetireError
+from retire.registry.client import AsyncRegistry
+from retire.registry.settings import RegistrySettings, where
+from retire.sidecar.client import NodeClient
+from retire.telemetry import logs
+from retire.telemetry.logs import fields
+from retire_operator import handlers
+from retire_operator.apply import Executor, Targets
+from retire_operator.events import Recorder
+from retire_operator.gathering import Gatherer
+from retire_operator.kube import Kube, load_configuration
+from retire_operator.mirror import Mirror
+from retire_operator.namespaces import Namespaces
+from retire_operator.nodes import SidecarPool
+from retire_operator.observe import Observer, Sources
+from retire_operator.pods import PodInformer
+from retire_operator.reconcile import Reconciler
+from retire_operator.registry_guard import RegistryGuard
+from retire_operator.resource import Ref, ref_of
+from retire_operator.settings import Settings
+from retire_operator.store import ScopeStore
+from retire_operator.tenants import QuotaBook, TenantQuotas
+from retire_operator.term import KubernetesLease, TermLease
+from retire_operator.work import WorkQueue
+
+if TYPE_CHECKING:
+    from retire.sidecar.pb import node_pb2 as pb
+
+_log = logging.getLogger("retire.operator")
+_CRD_POLL_S: Final = 2.0
+_STALLED_RESYNCS: Final = 10  # resyncs that may be missed before the process counts as stuck
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; 2 when the configuration is refused."""
+    del argv
+    try:
+        settings = Settings.from_env()
+        logs.setup(settings.log_format)
+        handlers.quiet_logs()
+        asyncio.run(serve(settings))
+    except InvalidField as error:
+        sys.stderr.write(f"retire operator: {error}\n")
+        return 2
+    except ConfigException as error:
+        sys.stderr.write(f"retire operator: no cluster to talk to; set KUBECONFIG ({error})\n")
+        return 2
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Run one operator until a signal comes."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    operator = Operator(settings, Kube(load_configuration()))
+    try:
+        await operator.run(stopping)
+    finally:
+        await operator.close()
+
+
+class Operator:
+    """Every part of one operator."""
+
+    def __init__(self, settings: Settings, kube: Kube) -> None:
+        self._settings, self._kube = settings, kube
+        self._resynced_s = time.monotonic()
+        self.store, self.mirror = ScopeStore(), Mirror()
+        self.pool = SidecarPool(
+            _connector(settings),
+            on_record=self._on_record,
+            on_change=self._on_pool,
+            call_timeout_s=settings.call_timeout_s,
+        )
+        self.registry = AsyncRegistry(
+            settings.registry_url, RegistrySettings(create_when_empty=False)
+        )
+        self.namespaces = Namespaces(kube, only=settings.watch_namespaces, clock=time.monotonic)
+        self._wire_guard()
+        self.pods = PodInformer(
+            kube.core,
+            namespace=settings.node_namespace,
+            port=settings.sidecar_port,
+            changed=self.pool.observe,
+        )
+        self.recorder = Recorder(kube, wall_s=time.time)
+        self.queue: WorkQueue[Ref] = WorkQueue(self._reconciler(), workers=settings.workers)
+
+    def _wire_guard(self) -> None:
+        settings, kube = self._settings, self._kube
+        book = QuotaBook(self._cached_bodies, self.namespaces.all)
+        lease = KubernetesLease.named(CoordinationV1Api(kube.client), settings.term_lease)
+        self.guard = RegistryGuard(
+            TermLease(lease, identity=settings.identity),
+            Gatherer(self._bodies, lambda: self.pool),
+            book,
+            connect=lambda create: AsyncRegistry(
+                settings.registry_url, RegistrySettings(create_when_empty=create)
+            ),
+            clock=time.monotonic,
+        )
+        self.tenants = TenantQuotas(book, self.registry, self.guard, clock=time.monotonic)
+
+    def _reconciler(self) -> Reconciler:
+        sources = Sources(
+            objects=self._kube,
+            namespaces=self.namespaces,
+            registry=self.registry,
+            pool=self.pool,
+            guard=self.guard,
+            tenants=self.tenants,
+            store=self.store,
+            mirror=self.mirror,
+        )
+        targets = Targets(
+            writes=self._kube,
+            registry=self.registry,
+            pool=self.pool,
+            guard=self.guard,
+            store=self.store,
+            mirror=self.mirror,
+            recorder=self.recorder,
+        )
+        return Reconciler(
+            self.store,
+            Observer(sources, finalizer_timeout_s=self._settings.finalizer_timeout_s),
+            Executor(targets, wall_s=time.time),
+            self.recorder,
+            wall_s=time.time,
+            fetch=self._kube.get_scope,
+        )
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until ``stopping``, or until a part that must live ends."""
+        _log.info(
+            "starting",
+            extra=fields(
+                registry=where(self._settings.registry_url).removeprefix("at "),
+                nodes=self._settings.node_namespace,
+                scopes=", ".join(self._settings.watch_namespaces) or "every namespace",
+            ),
+        )
+        self.pods.start()
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        parts = [
+            asyncio.create_task(part, name=name)
+            for name, part in (
+                ("guard", self.guard.run()),
+                ("queue", self._work()),
+                ("resync", self._resync()),
+                ("events", self.recorder.run()),
+                ("kopf", self._watch(stopping)),
+            )
+        ]
+        done, _ = await asyncio.wait([stop, *parts], return_when=asyncio.FIRST_COMPLETED)
+        stopping.set()
+        kopf_task = parts[-1]
+        for task in (stop, *parts[:-1]):
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(kopf_task, return_exceptions=True), 10.0)
+        await asyncio.gather(stop, *parts, return_exceptions=True)
+        for task in done:
+            if task is not stop and not task.cancelled() and task.exception() is not None:
+                raise task.exception() or AssertionError
+        _log.info("stopped")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self.pods.stop()
+        await self.pool.close()
+        await self.guard.close()
+        await self.registry.close()
+        self._kube.close()
+
+    async def _work(self) -> None:
+        """Nothing is decided before the first list of pods: "no node" would be a guess."""
+        await self.pods.listed.wait()
+        await self.queue.run()
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            self._resynced_s = time.monotonic()
+            for ref in self.store:
+                self.queue.add(ref)
+
+    async def _watch(self, stopping: asyncio.Event) -> None:
+        while not await self._served():
+            _log.warning("the CRD servingscopes.serving.retire.dev is not installed; waiting")
+            await asyncio.sleep(_CRD_POLL_S)
+        namespaces = self._settings.watch_namespaces
+        await kopf.operator(
+            registry=handlers.registry(self._on_event, health=self.health),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            liveness_endpoint=f"http://{self._settings.http_listen}/healthz",
+            stop_flag=stopping,
+        )
+
+    async def _served(self) -> bool:
+        try:
+            return await self._kube.served()
+        except RetireError as error:
+            _log.warning("the API server cannot be asked", extra=fields(why=error))
+            return False
+
+    def health(self) -> Mapping[str, Any]:
+        """For the liveness endpoint; raises when the loop has not resynced for long."""
+        idle_s = time.monotonic() - self._resynced_s
+        if idle_s > self._settings.resync_s * _STALLED_RESYNCS:
+            raise RuntimeError(f"no resync for {idle_s:.0f} s")
+        nodes = tuple(self.pool)
+        ready = sum(node.pod.ready for node in nodes)
+        return {"scopes": len(self.store), "nodes": len(nodes), "ready": ready}
+
+    def _on_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        ref, before = ref_of(body), self.store.desired(ref_of(body))
+        if kind == "DELETED":
+            gone = self.store.remove(ref)
+            self.queue.forget(ref)
+            if gone is not None:
+                self._wake(self.store.neighbours(gone))
+                if not self.store.refs(gone.key):
+                    self.mirror.forget(gone.key)
+            return
+        opened = self._opened(body)
+        if not self.store.put(body):
+            if opened:
+                self._wake(self.store.below(ref))
+            return
+        self.queue.add(ref)
+        for desired in {before, self.store.desired(ref)} - {None}:
+            assert desired is not None
+            self._wake(self.store.neighbours(desired))
+
+    def _opened(self, body: Mapping[str, Any]) -> bool:
+        """Its children may have waited for its first version."""
+        known = self.store.body(ref_of(body)) or {}
+        return bool((body.get("status") or {}).get("version")) != bool(
+            (known.get("status") or {}).get("version")
+        )
+
+    def _on_record(self, record: pb.TransitionRecord) -> None:
+        key = self.mirror.take(record)
+        for ref in self.store.refs(key):
+            self.queue.add(ref)
+            self._wake(self.store.below(ref))
+
+    def _on_pool(self, pool: str) -> None:
+        self._wake(self.store.in_pool(pool))
+
+    def _wake(self, refs: Sequence[Ref]) -> None:
+        for ref in refs:
+            self.queue.add(ref)
+
+    async def _cached_bodies(self) -> list[Mapping[str, Any]]:
+        return [body for ref in self.store if (body := self.store.body(ref)) is not None]
+
+    async def _bodies(self) -> list[Mapping[str, Any]]:
+        """Of the API server: what a rebuild rests on must not be old."""
+        names = self._settings.watch_namespaces or ("",)
+        found = await asyncio.gather(*(self._kube.list_scopes(name) for name in names))
+        return [body for bodies in found for body in bodies]
+
+
+def _connector(settings: Settings) -> Callable[[str], NodeClient]:
+    """Opens a channel to a sidecar at host:port."""
+    tls, name = settings.tls, settings.tls_server_name
+    if tls is None:
+        return NodeClient
+    return lambda address: NodeClient(address, tls=tls, server_name=name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
