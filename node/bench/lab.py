@@ -202,6 +202,21 @@ class Lab:
         finally:
             hook.remove()
 
+    @contextlib.contextmanager
+    def at_layer(self, number: int, event: Callable[[], Any]) -> Iterator[None]:
+        """Run ``event`` once, when the next step has computed ``number`` layers (eager mode)."""
+        pending = [event]
+
+        def hook(*args: Any) -> None:
+            if pending:
+                pending.pop()()
+
+        handle = self._runner.model.model.layers[number - 1].register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
     @property
     def _runner(self) -> Any:
         return self.core.model_executor.driver_worker.worker.model_runner

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.lab import prompt_tokens
-from retire.engine.seams import runner
+from retire.engine.seams import runner, safe_point
 from retire.protocol.versions import ScopeKey
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def test_a_token_computed_before_advance_but_not_taken_yet_is_not_emitted(lab: L
 def test_gates_off_the_token_appears(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """NEGATIVE CONTROL of the two tests above: without the sweep late tokens come out."""
     monkeypatch.setattr(lab.scheduler, "retire_stale", lambda: None)
-    monkeypatch.setattr(runner, "may_abandon", lambda config: False)
-    monkeypatch.setattr(runner.Stale, "clear", lambda *args: None)
+    monkeypatch.setattr(safe_point.SafePoints, "_decide", lambda self, plan: None)
+    monkeypatch.setattr(runner.Done, "_closed", lambda self, output: output)
     old = lab.submit("old", OLD[:64], lab.tag(lab.key), max_tokens=10)
     lab.run(lambda: len(old.tokens) >= 4)
     lab.advance(lab.key)

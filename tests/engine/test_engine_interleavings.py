@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.lab import prompt_tokens
-from retire.engine.seams import runner
+from retire.engine.seams import runner, safe_point
 from retire.protocol import history
 from retire.protocol.events import Change
 from retire.protocol.invariants import check
@@ -206,8 +206,8 @@ def test_random_interleavings_break_no_promise(world: World) -> None:
 def test_the_history_shows_what_is_broken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """NEGATIVE CONTROL: with the sweep off, the same run breaks C1 and the checker says so."""
     monkeypatch.setattr(world.lab.scheduler, "retire_stale", lambda: None)
-    monkeypatch.setattr(runner, "may_abandon", lambda config: False)
-    monkeypatch.setattr(runner.Stale, "clear", lambda *args: None)
+    monkeypatch.setattr(safe_point.SafePoints, "_decide", lambda self, plan: None)
+    monkeypatch.setattr(runner.Done, "_closed", lambda self, output: output)
     for _ in range(60):
         world.act(world.rng.choice(world.scopes))
     world.settle()

@@ -105,7 +105,7 @@ def test_a_symlink_is_not_followed(path: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("word", "value", "reason"),
     [
-        (layout.H_LAYOUT, 9, "has layout 9, not 1"),
+        (layout.H_LAYOUT, 9, "has layout 9, not 2"),
         (layout.H_CAPACITY, 0, "names an impossible capacity, 0"),
         (layout.H_CAPACITY, 64, "bytes long, not"),
         (layout.H_HOST_BOOT, 1, "was written in another boot of this machine"),

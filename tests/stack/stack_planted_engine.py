@@ -8,13 +8,15 @@ from __future__ import annotations
 import runpy
 
 from retire.engine.publication import Publication, Publications
-from retire.engine.seams.runner import Stale
+from retire.engine.seams.runner import Done
+from retire.engine.seams.safe_point import SafePoints
 from retire.engine.seams.scheduler import RetireSchedulerMixin
 from retire.mailbox import GateState
 
 Publication.gate = lambda self: GateState.OPEN  # G4, G5, G6
 Publications.switch = lambda self, key, to, why: {}  # acks, and ends nothing
-Stale._stale = lambda self, request: False  # G0, and steps that are not launched
+Done._closed = lambda self, output: output  # G0
+SafePoints._decide = lambda self, plan: None  # steps that are ended early
 RetireSchedulerMixin.retire_stale = lambda self: None  # G1
 
 if __name__ == "__main__":

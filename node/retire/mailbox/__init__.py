@@ -4,6 +4,7 @@ Layout and the reasons for it: ``layout.py``. Must never import the registry, th
 """
 
 from retire.mailbox.layout import Current, GateState, Slot, SlotFlags, SlotRef
+from retire.mailbox.overlaps import Overlaps
 from retire.mailbox.progress import ProgressLines
 from retire.mailbox.view import MailboxView
 from retire.mailbox.writer import MailboxWriter
@@ -13,6 +14,7 @@ __all__ = [
     "GateState",
     "MailboxView",
     "MailboxWriter",
+    "Overlaps",
     "ProgressLines",
     "Slot",
     "SlotFlags",

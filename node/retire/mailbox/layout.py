@@ -31,6 +31,7 @@ bytes                content
 131072 + 64 capacity names: 320 bytes a slot
   +0                 number of bytes of the tenant name (1..63), then the name
   +64                number of bytes of the scope name (1..255), then the name
+next 64 KiB boundary overlaps: one word a slot, written by API processes (``overlaps.py``)
 ==================== =============================================================================
 
 **Stamp.** A serial that names one (tenure, version) of one slot. Serials come from one counter that
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from retire.protocol.versions import Version
 
 MAGIC: Final = int.from_bytes(b"RETIREMB", "little")
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 CAPACITY_DEFAULT: Final = 65_536
 CAPACITY_MAX: Final = 1 << 20
 WORD_BYTES: Final = 8
@@ -101,6 +102,7 @@ W_CHANGED: Final = 7
 
 NAME_BYTES: Final = 320
 NAME_SCOPE_AT: Final = 64
+REGION_BYTES: Final = 1 << 16  # what a region's first byte is aligned to
 SLOTS_PER_PAGE: Final = 64  # 64 slots fill one 4 KiB page of slots and five of names
 
 
@@ -160,9 +162,15 @@ def names_offset(capacity: int) -> int:
     return SLOTS_OFFSET + capacity * SLOT_BYTES
 
 
+def overlaps_offset(capacity: int) -> int:
+    """Byte offset of the overlaps region."""
+    end = names_offset(capacity) + capacity * NAME_BYTES
+    return -(-end // REGION_BYTES) * REGION_BYTES
+
+
 def file_bytes(capacity: int) -> int:
     """Apparent size of the file."""
-    return names_offset(capacity) + capacity * NAME_BYTES
+    return overlaps_offset(capacity) + capacity * WORD_BYTES
 
 
 def slot_word(index: int, word: int) -> int:

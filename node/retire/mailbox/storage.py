@@ -136,6 +136,7 @@ def reserve_page(fd: int, capacity: int, index: int) -> None:
     for offset, size in (
         (layout.SLOTS_OFFSET, layout.SLOT_BYTES),
         (layout.names_offset(capacity), layout.NAME_BYTES),
+        (layout.overlaps_offset(capacity), layout.WORD_BYTES),
     ):
         os.posix_fallocate(fd, offset + page * size, count * size)
 

@@ -66,6 +66,9 @@ SYMBOLS: Final = (
     ),
     Symbol(_RUNNER, "GPUModelRunner.sample_tokens", ("self", "grammar_output")),
     Symbol(_RUNNER, "GPUModelRunner._model_forward"),
+    Symbol(
+        "vllm.model_executor.layers.attention.attention", "get_attention_context", ("layer_name",)
+    ),
     Symbol("vllm.v1.engine.async_llm", "RequestOutputCollector"),
     Symbol("vllm.v1.engine.async_llm", "AsyncLLM.abort", ("self", "request_id", "internal")),
     Symbol(

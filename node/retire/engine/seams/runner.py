@@ -1,124 +1,136 @@
-"""Seam: the model runner. Gate G0, and a step that acts for nobody is not launched.
+"""Seam: the model runners. Gate G0; a step is ended early, or not begun, when it acts for nobody.
 
-Wraps ``GPUModelRunner._model_forward`` (upstream: "can be overridden"), ``execute_model`` and
-``sample_tokens`` of ``vllm.v1.worker.gpu_model_runner`` (CPUModelRunner inherits them). Tested on
-0.26.0.
+Wraps ``execute_model`` and ``sample_tokens`` of both runners (``vllm.v1.worker.gpu_model_runner``,
+which CPUModelRunner inherits, and ``vllm.v1.worker.gpu.model_runner``, "V2"), and, to begin before
+the first kernel, ``GPUModelRunner._model_forward`` (upstream: "can be overridden") in the first.
+Tested on 0.26.0.
 
-The worker reads the same mailbox as every gate. When the whole batch is stale the forward raises
-before its first kernel; the wrapper turns that into an ordinary output marked ABANDONED, since any
-exception that leaves ``Worker.execute_model`` kills the engine. The scheduler then un-hashes what
-the step would have written. Allowed only where no step queues behind another and no connector holds
-state of the step: synchronous scheduling, one pipeline stage, no connector, no speculation.
+A step that is abandoned leaves ``execute_model`` as StepAbandoned; the wrapper turns it into an
+ordinary output marked ABANDONED, given from ``sample_tokens``: any exception that leaves
+``Worker.execute_model`` kills the engine. The scheduler then un-hashes what the step would have
+written, and rolls back those that live on. It says beforehand, by the step's plan, whether a step
+may be abandoned; :func:`may_abandon` is its allow-list.
 """
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine.tag import Tag
-from retire.mailbox import GateState, MailboxView
+from retire.engine.seams import safe_point
+from retire.engine.seams.safe_point import SafePoints, StepAbandoned
+from retire.engine.step_plan import ABANDONED, BRANCH, PLAN
+from retire.mailbox import GateState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from retire.engine.fence_policy import Branch
+    from retire.engine.step_plan import StepPlan
+    from retire.mailbox import MailboxView
 
-ABANDONED: Final = (
-    "retire_abandoned"  # attribute of a ModelRunnerOutput whose step was not launched
-)
-
-
-class StepAbandoned(Exception):
-    """Raised before the first kernel of a step and caught in ``execute_model``."""
-
-
-class Stale:
-    """Decides, in the worker, whether a step still acts for anybody."""
-
-    def __init__(self) -> None:
-        self._mailbox: MailboxView | None = None
-
-    def whole_step(self, runner: Any, scheduler_output: Any) -> bool:
-        """Whether every request of the step carries a tag that was superseded."""
-        if not scheduler_output.num_scheduled_tokens or not may_abandon(runner.vllm_config):
-            return False
-        return all(
-            self._stale(runner.requests[request_id])
-            for request_id in scheduler_output.num_scheduled_tokens
-        )
-
-    def clear(self, runner: Any, output: Any) -> None:
-        """Gate G0: take the tokens of superseded requests out of a finished step's output."""
-        for row, request_id in enumerate(output.req_ids):
-            request = runner.requests.get(request_id)
-            if request is not None and self._stale(request):
-                output.sampled_token_ids[row] = []
-
-    def _stale(self, request: Any) -> bool:
-        tag = Tag.of(request.sampling_params)
-        if tag is None:
-            return False
-        if self._mailbox is None:
-            self._mailbox = MailboxView.attach()
-        return self._mailbox.gate(tag.slot) is GateState.STALE
+RUNNERS: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 
 
 def may_abandon(config: Any) -> bool:
-    """Whether a ``VllmConfig`` is on the allow-list for steps that are not launched."""
+    """Whether a ``VllmConfig`` is on the allow-list for steps that are not computed to their end.
+
+    Ranks would have to agree (a later mechanism); a connector and a drafter hold state of the step;
+    recurrent state is updated in place, so that a step cannot be run again.
+    """
     return (
-        not config.scheduler_config.async_scheduling
-        and config.parallel_config.pipeline_parallel_size == 1
-        and config.parallel_config.tensor_parallel_size == 1  # ranks must agree: a later mechanism
+        config.parallel_config.pipeline_parallel_size == 1
+        and config.parallel_config.tensor_parallel_size == 1
+        and config.parallel_config.data_parallel_size == 1
         and config.kv_transfer_config is None
         and config.speculative_config is None
+        and not config.model_config.is_hybrid
+        and not config.model_config.is_attention_free
     )
 
 
 def install() -> None:
-    """Wrap the runner's three methods, once per process."""
-    from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    """Wrap the runners' methods, once per process."""
+    points = SafePoints()
+    for module in RUNNERS:
+        try:
+            runner: Any = importlib.import_module(module).GPUModelRunner
+        except ImportError:  # V2 needs Triton: absent where there is no GPU
+            continue
+        if getattr(runner.execute_model, "retire", False):
+            return
+        _wrap(runner, points)
+    safe_point.install(points)
 
-    if getattr(GPUModelRunner.execute_model, "retire", False):
-        return
-    stale = Stale()
-    forward, sample = GPUModelRunner._model_forward, GPUModelRunner.sample_tokens
-    execute = GPUModelRunner.execute_model
 
-    def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step = getattr(self, "_retire_step", None)
-        if step is not None and stale.whole_step(self, step):
-            raise StepAbandoned
-        return forward(self, *args, **kwargs)
+def _wrap(runner: Any, points: SafePoints) -> None:
+    execute, sample = runner.execute_model, runner.sample_tokens
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        self._retire_step = scheduler_output
+        plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
+        if plan is None:
+            return execute(self, scheduler_output, *args, **kwargs)
+        points.begin(plan, on_device=self.device.type == "cuda")
         try:
             return execute(self, scheduler_output, *args, **kwargs)
         except StepAbandoned:
-            self._retire_stub = _stub(ModelRunnerOutput, scheduler_output)
+            self._retire_stub = _stub(self, scheduler_output)
             return None
         finally:
-            self._retire_step = None
+            self._retire_done = Done(plan, points.mailbox, points.branch)
+            points.end()
 
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stub = getattr(self, "_retire_stub", None)
-        if stub is not None:
-            self._retire_stub = None
-            return stub
-        output = sample(self, *args, **kwargs)
-        if type(output) is ModelRunnerOutput and output.sampled_token_ids:
-            stale.clear(self, output)
-        return output
+        stub, done = getattr(self, "_retire_stub", None), getattr(self, "_retire_done", None)
+        self._retire_stub = self._retire_done = None
+        output = sample(self, *args, **kwargs) if stub is None else stub
+        return output if done is None else done.close(output)
 
     execute_model.retire = True  # type: ignore[attr-defined]
-    GPUModelRunner._model_forward = model_forward  # type: ignore[method-assign]
-    GPUModelRunner.execute_model = execute_model  # type: ignore[method-assign]
-    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
+    forward = getattr(runner, "_model_forward", None)
+    if forward is not None:  # V2 has no such method: there the first safe point looks
+
+        def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            points.look()
+            return forward(self, *args, **kwargs)
+
+        runner._model_forward = model_forward
 
 
-def _stub(output_class: Callable[..., Any], scheduler_output: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step of a plan whose forward pass is over: its output may still be on the device."""
+
+    plan: StepPlan
+    mailbox: MailboxView
+    branch: Branch | None
+
+    def close(self, output: Any) -> Any:
+        """Gate G0 on the output, once it is in host memory, and the branch taken."""
+        if not hasattr(output, "get_output"):
+            return self._closed(output)
+        stock = output.get_output
+        output.get_output = lambda: self._closed(stock())
+        return output
+
+    def _closed(self, output: Any) -> Any:
+        if output.sampled_token_ids:
+            for work in self.plan.scoped:
+                row = output.req_id_to_index.get(work.request_id)
+                if row is not None and self.mailbox.gate(work.slot) is GateState.STALE:
+                    output.sampled_token_ids[row] = []
+        if self.branch is not None:
+            setattr(output, BRANCH, self.branch.value)
+        return output
+
+
+def _stub(runner: Any, scheduler_output: Any) -> Any:
     """An output that names every scheduled request and gives none of them a token."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    runner.execute_model_state = None
     request_ids = list(scheduler_output.num_scheduled_tokens)
-    output = output_class(
+    output = ModelRunnerOutput(
         req_ids=request_ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
         sampled_token_ids=[[] for _ in request_ids],

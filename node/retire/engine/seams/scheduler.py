@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from retire.engine.certification import Certifier
@@ -29,7 +30,10 @@ from retire.engine.records import Ending
 from retire.engine.seams import identity
 from retire.engine.seams.core import request_state
 from retire.engine.seams.kv_cache import KvCache
-from retire.engine.seams.runner import ABANDONED, may_abandon
+from retire.engine.seams.runner import may_abandon
+from retire.engine.seams.step_fence import StepFence
+from retire.engine.step_control import StepControl, bound_from_env, branch_of
+from retire.engine.step_plan import ABANDONED, BRANCH
 from retire.engine.tag import Tag
 from retire.mailbox import GateState, MailboxView, SlotFlags
 from retire.telemetry.history import History
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from retire.engine.fence_policy import Branch
 
 QUANTUM_ENV = "RETIRE_QUANTUM_TOKENS"
 
@@ -52,7 +58,7 @@ class Aside:
     waiting: tuple[list[Request], ...]  # of `waiting` and of `skipped_waiting`
 
 
-class RetireSchedulerMixin:
+class RetireSchedulerMixin(StepFence):
     """Versioned scheduling around a stock scheduler."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,12 +77,17 @@ class RetireSchedulerMixin:
         self._ended: list[Request] = []  # retired here: the front end is told in the next output
         self._step: SchedulerOutput | None = None  # being processed: written, not counted yet
         self._swept: int | None = None  # mailbox changes at the last sweep; None: sweep
-        self._records_writes = may_abandon(self.vllm_config) or self.chronicle.on
+        self.steps = StepControl(
+            may_abandon(self.vllm_config),
+            self.vllm_config.scheduler_config.async_scheduling,
+            bound_from_env(),
+        )
         self._writes: dict[
             int, dict[str, set[int]]
         ] = {}  # step -> scoped request -> blocks it writes
         self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
         self._abandoned: set[int] = set()  # blocks that the step being processed did not write
+        self._branch: Branch | None = None  # how that step ended for what was superseded in it
 
     # --- ADVANCE and FENCE -------------------------------------------------------------------
 
@@ -136,25 +147,6 @@ class RetireSchedulerMixin:
             residual_ms=self._residual_ms(request, tag) if stale else None,
         )
 
-    def _residual_ms(self, request: Request, tag: Tag) -> float | None:
-        """From ADVANCE to the end of the old request's last step; None: none was running."""
-        if self._step is None or request.request_id not in self._step.num_scheduled_tokens:
-            return None
-        advanced_ns = self.mailbox.changed_ns(tag.slot.index)
-        return max(0.0, (time.monotonic_ns() - advanced_ns) / 1e6)
-
-    def _frontier(self, request: Request) -> int:
-        """Tokens whose KV is written for certain; un-hashes the blocks past it."""
-        written = request.num_computed_tokens - request.num_in_flight_tokens
-        if self._step is not None:
-            drafts = self._step.scheduled_spec_decode_tokens.get(request.request_id, ())
-            written += self._step.num_scheduled_tokens.get(request.request_id, 0) - len(drafts)
-        written = max(0, min(written, request.num_tokens))
-        if self._abandoned:
-            written = min(written, self.kv.first_of(request.request_id, self._abandoned))
-        self.kv.unhash(self.kv.written_by(request.request_id, written))
-        return written
-
     def _free_request_blocks(self, request: Request) -> None:
         super()._free_request_blocks(request)
         if self.chronicle.on:
@@ -208,9 +200,13 @@ class RetireSchedulerMixin:
         threshold = config.long_prefill_token_threshold
         if self.tags and (threshold == 0 or threshold > self.quantum):
             config.long_prefill_token_threshold = self.quantum
+        pause = self._pause_state
+        if self.steps.holding:
+            self._pause_state = PauseState.PAUSED_ALL  # nothing queues behind an armed step
         try:
             output = super().schedule(*args, **kwargs)
         finally:
+            self._pause_state = pause
             config.long_prefill_token_threshold = threshold
             self._put_back(aside)
         self._after_schedule(output)
@@ -220,28 +216,13 @@ class RetireSchedulerMixin:
         for new in output.scheduled_new_reqs:
             if new.req_id in self.tags:
                 self.inheritance.adopted(new.req_id, self.tags[new.req_id])
-        if self._records_writes:
-            self._record_writes(output)
+        self._plan_step(output)
         if (
             self._nothing_in_flight()
             and output.total_num_scheduled_tokens == 0
             and self._num_runnable()
         ):
             self._make_room()
-
-    def _record_writes(self, output: SchedulerOutput) -> None:
-        """By the step, not by the request: an abort may free a request while its step runs."""
-        writes = {
-            request_id: self.kv.written_by(
-                request_id, self.requests[request_id].num_computed_tokens - tokens
-            )
-            for request_id, tokens in output.num_scheduled_tokens.items()
-            if request_id in self.tags
-        }
-        if writes:
-            self._writes[id(output)] = writes
-        for request_id, blocks in writes.items() if self.chronicle.on else ():
-            self.chronicle.scheduled(self.tags[request_id], request_id, blocks)
 
     def _set_aside(self) -> Aside | None:
         """Take paused requests out of the queues for one step; they keep their blocks."""
@@ -280,6 +261,9 @@ class RetireSchedulerMixin:
     ) -> dict[int, EngineCoreOutputs]:
         """Take a step's result for those that still have authority."""
         writes = self._writes.pop(id(scheduler_output), {})
+        abandoned = getattr(model_runner_output, ABANDONED, False)
+        plan = self.steps.done(id(scheduler_output), abandoned=abandoned, now_s=time.monotonic())
+        self._branch = branch_of(plan, getattr(model_runner_output, BRANCH, None))
         if self.tags or writes:
             self._fence_step(scheduler_output, model_runner_output, writes)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -292,49 +276,6 @@ class RetireSchedulerMixin:
             self._awaiting = [entry for entry in self._awaiting if entry not in due]
             for _, then in due:
                 then()
-
-    def _fence_step(
-        self, step: SchedulerOutput, result: ModelRunnerOutput, writes: dict[str, set[int]]
-    ) -> None:
-        """Gate G1: nothing of a stale request is appended, counted or emitted."""
-        self._step = step
-        if getattr(result, ABANDONED, False):
-            self._abandoned = set().union(*writes.values())
-            self.kv.unhash(self._abandoned)
-            self._roll_back(step)
-        else:
-            for request_id, blocks in writes.items() if self.chronicle.on else ():
-                if request_id in self.tags:
-                    self.chronicle.wrote(self.tags[request_id], blocks)
-        try:
-            self.retire_stale()
-        finally:
-            self._step, self._abandoned = None, set()
-
-    def _roll_back(self, step: SchedulerOutput) -> None:
-        """Count an abandoned step's tokens as not computed, for requests that live on."""
-        for request_id, tokens in step.num_scheduled_tokens.items():
-            request = self.requests.get(request_id)
-            if request is None or request.is_finished():
-                continue
-            request.num_computed_tokens -= tokens
-            request.is_prefill_chunk = True
-            self.kv.forget_cached_from(request_id, request.num_computed_tokens)
-
-    def _tell_ended(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
-        """End retired requests in the front end too; without this it waits for them for ever."""
-        for request in self._ended:
-            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            client.outputs.append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=[],
-                    finish_reason=FinishReason.ABORT,
-                    stop_reason="superseded",
-                )
-            )
-        self._ended.clear()
-        return outputs
 
     # --- what stock code asks ----------------------------------------------------------------
 

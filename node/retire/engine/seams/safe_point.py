@@ -1,0 +1,151 @@
+"""Seam: safe points inside a step, one before each attention layer.
+
+Replaces the name ``get_attention_context`` in ``vllm.model_executor.layers.attention.attention``:
+both attention operators (the write of a layer's KV, then attention) look it up at call time, in
+eager mode, under torch.compile and in piecewise graphs, so that raising there stops the write too.
+Not called under full graphs: those steps are short. No KV connector is needed, so that a
+deployment's own connector is left alone. Upstream status: internal. Tested on 0.26.0.
+
+On a GPU the host gives work to the device long before the device does it: a check on the host
+bounds what is *launched*. In an armed step the host therefore waits, at layer i, for the device to
+have reached layer i - RUN_AHEAD (an event), so that a stop costs at most RUN_AHEAD + 1 layers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from retire.engine import fence_policy
+from retire.engine.fence_policy import Branch, Running
+from retire.mailbox import GateState, MailboxView, Overlaps
+
+if TYPE_CHECKING:
+    from retire.engine.step_plan import StepPlan
+
+_UNKNOWN: Final = -1
+RUN_AHEAD: Final = 1  # layers; more costs residual work, less starves the device
+
+
+class StepAbandoned(Exception):
+    """Raised at a safe point and caught in the model runner: nothing further is launched."""
+
+
+class SafePoints:
+    """The safe points of this process's model runner; inactive between armed steps."""
+
+    def __init__(self) -> None:
+        self._mailbox: MailboxView | None = None
+        self._overlaps: Overlaps | None = None
+        self._plan: StepPlan | None = None
+        self._pace: _Pace | None = None
+        self._layer_name: object = None
+        self._started_s = 0.0
+        self._changes = _UNKNOWN
+        self.layers = 0  # of the step so far
+        self.branch: Branch | None = None  # what was decided for the step; None: nothing was asked
+
+    @property
+    def mailbox(self) -> MailboxView:
+        """This process's view, attached at first use."""
+        if self._mailbox is None:
+            self._mailbox = MailboxView.attach()
+            self._overlaps = Overlaps.attach()
+        return self._mailbox
+
+    def begin(self, plan: StepPlan, *, on_device: bool) -> None:
+        """Before a step; the first look at the mailbox is at its first safe point."""
+        self.layers, self._layer_name, self.branch = 0, None, None
+        self._started_s = time.monotonic()
+        self._changes = _UNKNOWN
+        self._plan = plan if plan.may_stop else None
+        self._pace = _Pace() if on_device and plan.armed and plan.may_stop else None
+
+    def end(self) -> None:
+        """The step is over, however it ended."""
+        self._plan = self._pace = None
+
+    def reach(self, layer_name: object) -> None:
+        """A safe point: before the first operator of each attention layer."""
+        if self._plan is None or layer_name == self._layer_name:
+            return
+        self._layer_name = layer_name
+        self.layers += 1
+        if self._pace is not None:
+            self._pace.hold()
+        self.look()
+
+    def look(self) -> None:
+        """Raises StepAbandoned when the rest of the step is not worth computing."""
+        if self._plan is None:
+            return
+        changes = self.mailbox.changes()
+        if changes != self._changes:
+            self._changes = changes
+            self._decide(self._plan)
+
+    def _decide(self, plan: StepPlan) -> None:
+        stale = self._stale_tokens(plan)
+        if not stale:
+            return
+        elapsed_ms = (time.monotonic() - self._started_s) * 1e3
+        running = Running(
+            tokens=plan.tokens,
+            useful_tokens=self._useful_tokens(plan),
+            bystander_tokens=plan.tokens - stale,
+            elapsed_ms=elapsed_ms,
+            predicted_ms=plan.predicted_ms,
+        )
+        # Where the host is the device, and before the first layer, a stop costs nothing.
+        ahead = RUN_AHEAD + 1 if self._pace is not None and self.layers else 0
+        stop_ms = elapsed_ms / max(1, self.layers) * ahead
+        self.branch = fence_policy.choose(running, stop_ms=stop_ms)
+        if self.branch is Branch.LAYER_STOP:
+            raise StepAbandoned
+
+    def _stale_tokens(self, plan: StepPlan) -> int:
+        gate = self.mailbox.gate
+        return sum(one.tokens for one in plan.scoped if gate(one.slot) is GateState.STALE)
+
+    def _useful_tokens(self, plan: StepPlan) -> int:
+        """What the successors share of the superseded part, as far as they are known."""
+        gate, overlaps = self.mailbox.gate, self._overlaps
+        assert overlaps is not None
+        return sum(
+            one.shared(overlaps.get(one.slot))
+            for one in plan.scoped
+            if gate(one.slot) is GateState.STALE
+        )
+
+
+class _Pace:
+    """Holds the host near the device: at most RUN_AHEAD layers may be launched and not begun."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._event = torch.cuda.Event
+        self._recorded: list[Any] = []
+
+    def hold(self) -> None:
+        event = self._event()
+        event.record()
+        self._recorded.append(event)
+        if len(self._recorded) > RUN_AHEAD:
+            self._recorded[-1 - RUN_AHEAD].synchronize()
+
+
+def install(points: SafePoints) -> None:
+    """Open the seam; again is a no-op for the same process."""
+    from vllm.model_executor.layers.attention import attention
+
+    stock = attention.get_attention_context
+    if getattr(stock, "retire", False):
+        return
+
+    def get_attention_context(layer_name: str) -> Any:
+        points.reach(layer_name)
+        return stock(layer_name)
+
+    get_attention_context.retire = True  # type: ignore[attr-defined]
+    attention.get_attention_context = get_attention_context

@@ -1,0 +1,97 @@
+"""Plans each step for the workers, and learns what steps cost (design, section 6.4).
+
+One object a scheduler. Owns the plan that travels with a step, whether it is armed, and the running
+averages behind that choice. Must never import vLLM: it sees ids and numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from retire.engine import fence_policy
+from retire.engine.fence_policy import Branch, StepTimes
+from retire.engine.step_plan import ScopedWork, StepPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from retire.engine.tag import Tag
+
+BOUND_ENV: Final = "RETIRE_FENCE_BOUND_MS"
+BOUND_MS: Final = 8.0
+
+
+@dataclass(slots=True)
+class StepControl:
+    """``may_stop``: the engine is on the allow-list. ``ahead``: steps queue behind each other."""
+
+    may_stop: bool
+    ahead: bool
+    bound_ms: float = BOUND_MS
+    times: StepTimes = field(default_factory=StepTimes)
+    _serial: int = 0
+    _running: dict[int, tuple[StepPlan, float]] = field(default_factory=dict)  # by id of the step
+    _last_done_s: float = 0.0
+
+    @property
+    def holding(self) -> bool:
+        """An armed step is in flight: with steps queued behind it, it could not be abandoned."""
+        return self.ahead and any(plan.armed for plan, _ in self._running.values())
+
+    def plan(
+        self, step: int, work: Mapping[str, tuple[int, int]], tags: Mapping[str, Tag], now_s: float
+    ) -> StepPlan | None:
+        """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope."""
+        scoped = tuple(
+            ScopedWork(request_id, tags[request_id].slot, start, tokens)
+            for request_id, (start, tokens) in work.items()
+            if request_id in tags
+        )
+        if not scoped:
+            return None
+        tokens = sum(tokens for _, tokens in work.values())
+        predicted_ms = self.times.predicted_ms(tokens)
+        long = max(one.tokens for one in scoped) >= fence_policy.LONG_STEP_TOKENS
+        armed = (
+            self.may_stop
+            and long
+            and not (self.ahead and self._running)
+            and fence_policy.worth_arming(predicted_ms, tokens=tokens, bound_ms=self.bound_ms)
+        )
+        self._serial += 1
+        may_stop = self.may_stop and (armed or not self.ahead)
+        plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms)
+        self._running[step] = (plan, now_s)
+        return plan
+
+    def done(self, step: int, *, abandoned: bool, now_s: float) -> StepPlan | None:
+        """A step's result is in: what it took goes into the averages. Returns its plan."""
+        plan, started_s = self._running.pop(step, (None, 0.0))
+        if plan is not None and not abandoned:
+            # A step that was queued began when the one before it ended.
+            self.times.measured(plan.tokens, (now_s - max(started_s, self._last_done_s)) * 1e3)
+        self._last_done_s = now_s
+        return plan
+
+
+def branch_of(plan: StepPlan | None, told: str | None) -> Branch | None:
+    """How the step ended for what was superseded in it; None: no scope's step was running."""
+    if plan is None:
+        return None
+    return Branch.QUANTUM if told is None else Branch(told)
+
+
+def bound_from_env() -> float:
+    """Bound on residual work that a node aims at, ms; ValueError names the variable."""
+    text = os.environ.get(BOUND_ENV)
+    if text is None:
+        return BOUND_MS
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = 0.0
+    if not 0 < bound <= 60_000:
+        raise ValueError(f"{BOUND_ENV} must be milliseconds above 0, at most 60000; got {text!r}")
+    return bound

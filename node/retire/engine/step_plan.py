@@ -1,0 +1,47 @@
+"""What a worker must know of a step's authority; travels on vLLM's ``SchedulerOutput``.
+
+Value types only: pickled to every rank. Must never import vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from retire.mailbox import SlotRef
+
+PLAN: Final = "retire_plan"  # attribute of a SchedulerOutput
+BRANCH: Final = "retire_branch"  # attribute of a ModelRunnerOutput: the fence branch taken, if any
+ABANDONED: Final = "retire_abandoned"  # attribute of a ModelRunnerOutput: the step was not computed
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedWork:
+    """A scope's request in one step."""
+
+    request_id: str
+    slot: SlotRef
+    start: int  # its first token computed in the step
+    tokens: int
+
+    def shared(self, overlap: int | None) -> int:
+        """Of its tokens in this step, those within the first ``overlap`` of its context."""
+        return 0 if overlap is None else max(0, min(self.start + self.tokens, overlap) - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: who it works for, and whether it may be ended early."""
+
+    serial: int
+    tokens: int  # of all requests
+    scoped: tuple[ScopedWork, ...]
+    may_stop: bool  # nothing queues behind it and nothing else depends on its end
+    armed: bool  # long enough to need safe points
+    predicted_ms: float | None
+
+    @property
+    def bystander_tokens(self) -> int:
+        """Tokens of requests without a scope."""
+        return self.tokens - sum(work.tokens for work in self.scoped)

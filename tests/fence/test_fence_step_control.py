@@ -1,0 +1,113 @@
+"""The plan that travels with a step, and what is learned from its result."""
+
+from __future__ import annotations
+
+import pytest
+
+from retire.engine.fence_policy import Branch
+from retire.engine.step_control import StepControl, bound_from_env, branch_of
+from retire.engine.step_plan import ScopedWork
+from retire.engine.tag import Tag
+from retire.mailbox import SlotRef
+from retire.protocol.versions import Authority, ScopeKey, Version
+
+TAG = Tag(Authority(ScopeKey("acme", "plan"), Version(1, 0), 1), SlotRef(3, 1, 99), True)
+TAGS = {"old": TAG}
+
+
+def control(**changes: bool) -> StepControl:
+    return StepControl(**({"may_stop": True, "ahead": False} | changes))
+
+
+def test_a_step_without_a_scope_has_no_plan() -> None:
+    """Plain traffic pays nothing."""
+    steps = control()
+    assert steps.plan(1, {"plain": (0, 2048)}, TAGS, 0.0) is None
+    assert steps.done(1, abandoned=False, now_s=1.0) is None
+
+
+def test_the_plan_says_who_the_step_works_for() -> None:
+    """Scoped work with its first token; the rest are bystanders."""
+    plan = control().plan(1, {"old": (4096, 2048), "plain": (7, 1)}, TAGS, 0.0)
+    assert plan is not None
+    assert plan.scoped == (ScopedWork("old", TAG.slot, 4096, 2048),)
+    assert (plan.tokens, plan.bystander_tokens) == (2049, 1)
+    assert plan.armed and plan.may_stop and plan.predicted_ms is None
+
+
+def test_decode_steps_are_not_armed_and_long_known_ones_are() -> None:
+    """By what was measured, not by a constant."""
+    steps = control()
+    for number in range(30):
+        assert steps.plan(number, {"old": (0, 2048)}, TAGS, 0.0) is not None
+        steps.done(number, abandoned=False, now_s=0.0 + 0.004)
+        steps._last_done_s = 0.0
+    plan = steps.plan(99, {"old": (0, 2048)}, TAGS, 0.0)
+    assert plan is not None and not plan.armed  # 4 ms: its own end is near
+    decode = steps.plan(100, {"old": (0, 1)}, TAGS, 0.0)
+    assert decode is not None and not decode.armed and decode.may_stop
+
+
+def test_nothing_queues_behind_an_armed_step() -> None:
+    """Where steps queue, a step is armed only alone, and holds the next one back."""
+    steps = control(ahead=True)
+    first = steps.plan(1, {"old": (0, 2048)}, TAGS, 0.0)
+    assert first is not None and first.armed and steps.holding
+    second = steps.plan(2, {"old": (2048, 2048)}, TAGS, 0.0)
+    assert second is not None and not second.armed and not second.may_stop
+    steps.done(1, abandoned=False, now_s=0.2)
+    assert not steps.holding
+
+
+def test_an_engine_off_the_allow_list_never_stops() -> None:
+    """NEGATIVE CONTROL: the same step, not allowed."""
+    plan = control(may_stop=False).plan(1, {"old": (0, 2048)}, TAGS, 0.0)
+    assert plan is not None and not plan.may_stop and not plan.armed
+
+
+def test_an_abandoned_step_teaches_nothing() -> None:
+    """It did not run to its end."""
+    steps = control()
+    steps.plan(1, {"old": (0, 2048)}, TAGS, 0.0)
+    steps.done(1, abandoned=True, now_s=0.001)
+    assert steps.times.predicted_ms(2048) is None
+
+
+def test_a_queued_step_is_timed_from_the_end_of_the_one_before() -> None:
+    """Time in the queue is not time on the device."""
+    steps = control(ahead=True)
+    steps.plan(1, {"old": (0, 64)}, TAGS, 0.0)
+    steps.plan(2, {"old": (64, 64)}, TAGS, 0.0)
+    steps.done(1, abandoned=False, now_s=0.064)
+    steps.done(2, abandoned=False, now_s=0.128)
+    assert steps.times.predicted_ms(64) == pytest.approx(64.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "branch"),
+    [(None, Branch.QUANTUM), ("layer_stop", Branch.LAYER_STOP), ("finish", Branch.FINISH)],
+)
+def test_a_step_that_was_not_asked_ended_by_itself(told: str | None, branch: Branch) -> None:
+    """What the receipt calls it."""
+    plan = control().plan(1, {"old": (0, 64)}, TAGS, 0.0)
+    assert branch_of(plan, told) is branch
+    assert branch_of(None, told) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "overlap", "shared"),
+    [(0, 100, None, 0), (0, 100, 40, 40), (50, 100, 40, 0), (50, 100, 90, 40), (50, 100, 999, 100)],
+)
+def test_shared_tokens_of_a_chunk(
+    start: int, tokens: int, overlap: int | None, shared: int
+) -> None:
+    """Only what lies inside the chunk and inside the common prefix."""
+    assert ScopedWork("r", TAG.slot, start, tokens).shared(overlap) == shared
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "fast", "60001"])
+def test_a_bad_bound_names_the_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A clear refusal at start."""
+    monkeypatch.setenv("RETIRE_FENCE_BOUND_MS", text)
+    with pytest.raises(ValueError, match="RETIRE_FENCE_BOUND_MS"):
+        bound_from_env()
