@@ -17,6 +17,7 @@ from retire.protocol.versions import Version
 from retire_operator import actions as do
 from retire_operator.conditions import State
 from retire_operator.facts import Context, Facts, Record, Unknown
+from retire_operator.receipts import REVISION
 
 # A blocked object looks again this often. What mends it is mostly seen at once (pods, parents,
 # other ServingScopes); ConfigMaps, Secrets and annotations of a namespace are not watched.
@@ -272,11 +273,15 @@ def _configuring(facts: Facts, now_s: float) -> Verdict | None:
 
 
 def _holding(facts: Facts, now_s: float) -> Verdict | None:
-    """spec.paused, except that a pause which an agent made at run time is left to it."""
+    """spec.paused, except that a pause which an agent made at run time is left to the agent."""
     del now_s
     desired, record = facts.desired, facts.record
     assert isinstance(record, Record)
-    if record.paused == desired.paused or paused_at_runtime(facts):
+    ours = _pause_is_ours(facts)
+    # A pause that is wanted and is not ours is made ours, so that spec.paused can end it again.
+    if record.paused == desired.paused and not (desired.paused and not ours):
+        return None
+    if record.paused and not desired.paused and not ours:
         return None
     kind = "pause" if desired.paused else "resume"
     key = idempotency_key(facts, kind, desired.generation)
@@ -284,15 +289,9 @@ def _holding(facts: Facts, now_s: float) -> Verdict | None:
     return _moving(facts, "Pausing" if desired.paused else "Resuming", call(record.version, key))
 
 
-def paused_at_runtime(facts: Facts) -> bool:
-    """Paused by a call, and the spec that is in force did not come after it."""
-    desired, record = facts.desired, facts.record
-    if not isinstance(record, Record) or not record.paused or desired.paused:
-        return False
-    if facts.seen.raw.get("observedGeneration") != desired.generation:
-        return False
+def _pause_is_ours(facts: Facts) -> bool:
     last = next((line for line in facts.lines if line.kind == "pause"), None)
-    return last is None or last.by != "revision"
+    return last is not None and last.by == REVISION
 
 
 def _moving(facts: Facts, reason: str, action: do.Action) -> Verdict:
