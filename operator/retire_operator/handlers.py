@@ -16,8 +16,8 @@ import kopf
 from retire_operator.resource import API_VERSION, GROUP, PLURAL
 
 PREFIX: Final = "operator.serving.retire.dev"
-_SERVER_TIMEOUT_S: Final = 300.0  # a watch is renewed this often
-_CLIENT_TIMEOUT_S: Final = 310.0  # and given up a little later: a dead connection says nothing
+_SERVER_TIMEOUT_S: Final = 300  # a watch is renewed this often; the API server wants an integer
+_CLIENT_TIMEOUT_S: Final = 310  # and given up a little later: a dead connection says nothing
 
 
 def registry(

@@ -1,8 +1,30 @@
-"""Fixtures of the operator's tests; their parts are in ``operator_world.py``."""
+"""Fixtures of the operator's tests: its pure values, and one real cluster, registry and nodes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
+import pytest
+
+HERE = Path(__file__).parent
+# importmode=importlib puts nothing there: the folder's own modules, the sidecar's world, e2e.
+sys.path.insert(0, str(HERE))
+sys.path.insert(1, str(HERE.parent / "sidecar"))
+sys.path.insert(2, str(HERE.parents[1]))
+
+from e2e.cluster import ExistingCluster
+from e2e.fixtures import cluster, crd, namespace
+
+__all__ = ["cluster", "crd", "namespace"]
+
+
+@pytest.fixture
+async def lab(cluster: ExistingCluster, crd: str, namespace: str) -> AsyncIterator[object]:
+    """A registry, an operator process, and nodes on request, in a namespace of its own."""
+    from operator_lab import Lab
+
+    del crd
+    async with Lab(cluster, namespace) as made:
+        yield made
