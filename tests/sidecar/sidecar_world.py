@@ -124,6 +124,11 @@ class Gate:
         self.hold = asyncio.Event()  # cleared: a Switch is not acked until it is set
         self.hold.set()
         self.fence_reply = pb.Fenced()
+        self.warms: list[pb.Warm] = []
+        self.warm_reply = pb.WarmDone()
+        self.warm_error: Exception | None = None
+        self.hold_warm = asyncio.Event()
+        self.hold_warm.set()
         self._view: MailboxView | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -148,6 +153,10 @@ class Gate:
             pid=os.getpid(),
             engine_boot_id=self.engine,
             vllm_version="0.26.0",
+            model=f"model-of-{self.engine}",
+            fingerprint="f" * 8,
+            block_size=16,
+            num_blocks=512,
             scopes=[convert.key_to(key) for key in self.scopes],
         )
 
@@ -175,6 +184,13 @@ class Gate:
     async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
         count = self.live.get(command.key.scope, 0)
         return pb.InspectReply(requests=[pb.LiveRequest(request_id=f"r{n}") for n in range(count)])
+
+    async def warm(self, command: pb.Warm) -> pb.WarmDone:
+        self.warms.append(command)
+        await self.hold_warm.wait()
+        if self.warm_error is not None:
+            raise self.warm_error
+        return self.warm_reply
 
     def quota(self, command: pb.Quota) -> None:
         self.quotas.append(command)

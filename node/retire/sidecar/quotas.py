@@ -88,9 +88,7 @@ class Quotas:
         if held.left is None:
             return await self._without_quota(tenant)
         if held.over:  # the quota was lowered: whoever learns it first gives first
-            kept = max(0, held.blocks - held.over)
-            await self._ask(tenant, kept)
-            return kept
+            held = await self._ask(tenant, max(0, held.blocks - held.over))
         return await self._grown(tenant, held)
 
     async def _grown(self, tenant: str, held: Reservation) -> int:

@@ -109,7 +109,7 @@ class Rebuild:
             await self._react(error)
         elif not self._ports.identity.term:
             await self._take_term("")
-        for tenant in sorted(self._all_tenants()):
+        for tenant in sorted(self._all_tenants(), key=_node_tenant_first):
             self._tenants.unfollow(tenant)
             while not await self._entered(tenant):
                 await asyncio.sleep(_RETRY_S)
@@ -131,7 +131,7 @@ class Rebuild:
                     "waiting for the registry; start it, or correct its URL",
                     extra=fields(why=error),
                 )
-            self._waiting = True
+            self._waiting, self.waiting = True, str(error)
             return False
         except (TermMismatch, NeedRegister) as error:
             _log.warning("registry cannot be entered as it is", extra=fields(why=error))
@@ -332,6 +332,11 @@ class Rebuild:
         _log.warning("registry rebuilt", extra=fields(tenant=tenant, term=term))
         if self._ports.history.on:
             self._ports.history.write(RegistryRebuilt(time.monotonic_ns(), tenant, term))
+
+
+def _node_tenant_first(tenant: str) -> tuple[bool, str]:
+    """Where it is there, a registry that somebody else rebuilds is complete (written.py)."""
+    return tenant != NODE_TENANT, tenant
 
 
 def _term(entry: Entry) -> int:

@@ -1,12 +1,12 @@
 """Enters tenants that somebody else, the operator, writes anew after a loss.
 
-A node in Kubernetes never rebuilds, and never opens an empty registry: it waits until the tenant
-is there under its term. Must never write a scope.
+A node in Kubernetes never rebuilds, never opens an empty registry, and never makes the nodes' own
+tenant: the operator writes that one last, so it stands for all. Must never write a scope.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from retire.protocol.errors import NeedRegister, TermMismatch, Unavailable
 from retire.sidecar.tenants import NODE_TENANT
@@ -14,10 +14,6 @@ from retire.sidecar.tenants import NODE_TENANT
 if TYPE_CHECKING:
     from retire.sidecar.ports import Ports
     from retire.sidecar.tenants import Tenants
-
-# A tenant that the operator has not written this long after the term rose is one it does not know
-# of (it could not reach this node). By then no lease of the older term runs any more either.
-ORPHAN_S: Final = 10.0
 
 
 class NotWritten(Unavailable):
@@ -30,53 +26,51 @@ class Written:
     def __init__(self, ports: Ports, tenants: Tenants) -> None:
         self._ports = ports
         self._tenants = tenants
-        self._waiting_since_s: dict[tuple[str, int], float] = {}  # (tenant, term) -> first asked
 
     async def enter(self, tenant: str, known: int) -> None:
         """Hello, when the tenant is of our term. ``known``: the term this node knew it under last.
 
         NotWritten while the operator is at work. TermMismatch: only a higher term helps.
         """
-        own = self._ports.identity
-        await self._check(tenant, known)
-        try:
-            await self._ports.registry.hello(tenant, term=own.term)
-        except NeedRegister as error:  # the registry is empty
-            if known == own.term:
-                raise TermMismatch(f"{error}; this node knew it under term {own.term}") from error
-            raise NotWritten(f"waiting for the operator to open the registry: {error}") from error
-        except TermMismatch as error:
-            self._check_term(tenant, error.held)
-            raise
-        self._waiting_since_s.pop((tenant, own.term), None)
-
-    async def _check(self, tenant: str, known: int) -> None:
-        try:
-            held = (await self._ports.registry.snapshot(tenant)).term
-        except NeedRegister as error:
-            self._check_absent(tenant, known, error)
-        else:
-            self._check_term(tenant, held)
-
-    def _check_term(self, tenant: str, held: int | None) -> None:
         term = self._ports.identity.term
-        if held is not None and held < term:
+        held = await self._term_of(tenant)
+        if held is not None:
+            self._check_term(tenant, held)
+        elif known == term:
+            raise TermMismatch(f"tenant {tenant!r}, known under term {term}, is not there any more")
+        elif tenant == NODE_TENANT:
+            what = f"rebuild it under term {term}" if known else "open it"
+            raise NotWritten(f"the registry is not there: waiting for the operator to {what}")
+        else:
+            await self._check_orphan(tenant)
+        try:
+            await self._ports.registry.hello(tenant, term=term)
+        except TermMismatch as error:
+            if error.held is not None:
+                self._check_term(tenant, error.held)
+            raise
+
+    async def _term_of(self, tenant: str) -> int | None:
+        try:
+            return (await self._ports.registry.snapshot(tenant)).term
+        except NeedRegister:
+            return None
+
+    def _check_term(self, tenant: str, held: int) -> None:
+        term = self._ports.identity.term
+        if held < term:
             raise NotWritten(
-                f"waiting for the operator to rebuild tenant {tenant!r} under term {term};"
-                f" the registry holds it under {held}"
+                f"the registry holds tenant {tenant!r} under term {held}: waiting for the operator"
+                f" to rebuild it under term {term}"
             )
-        if held is not None and held > term:
+        if held > term:
             raise TermMismatch(f"tenant {tenant!r} is of term {held}, this node of {term}")
 
-    def _check_absent(self, tenant: str, known: int, why: NeedRegister) -> None:
-        """Hello would make an absent tenant: never one that was lost, or that is to be rebuilt."""
-        term, now_s = self._ports.identity.term, self._ports.clock()
-        if tenant == NODE_TENANT or not known:  # holds no scope; hello knows a lost registry
-            return
-        if known == term:
-            raise TermMismatch(f"{why}; this node knew it under term {term}") from why
-        since_s = self._waiting_since_s.setdefault((tenant, term), now_s)
-        if now_s < max(since_s + ORPHAN_S, self._tenants.closed_until_s):
-            raise NotWritten(
-                f"waiting for the operator to rebuild tenant {tenant!r} under term {term}"
-            ) from why
+    async def _check_orphan(self, tenant: str) -> None:
+        """A tenant that the operator did not know of, because it could not reach this node. Hello
+        makes it anew, once no lease of an older term can run in it any more."""
+        if await self._term_of(NODE_TENANT) != self._ports.identity.term:
+            raise NotWritten(f"waiting for the operator to rebuild tenant {tenant!r}")
+        left_s = self._tenants.closed_until_s - self._ports.clock()
+        if left_s > 0:
+            raise NotWritten(f"tenant {tenant!r} is not in the rebuilt registry: {left_s:.1f} s")
