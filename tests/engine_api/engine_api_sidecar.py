@@ -17,7 +17,14 @@ from typing import Any
 import grpc
 
 from retire.mailbox import MailboxWriter
-from retire.protocol.errors import RetireError, UnknownScope, VersionConflict
+from retire.protocol.errors import (
+    IdempotencyConflict,
+    RetireError,
+    ScopeClosed,
+    Unauthenticated,
+    UnknownScope,
+    VersionConflict,
+)
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar import convert, status
 from retire.sidecar.pb import node_pb2 as pb
@@ -30,7 +37,14 @@ FIRST = Version(1, 0)
 class Scope:
     version: Version
     cancelled: bool = False
+    paused: bool = False
+    policy: str = ""
     receipts: dict[str, str] = field(default_factory=dict)  # idempotency key -> receipt
+    made: dict[str, tuple[bytes, Version]] = field(default_factory=dict)  # key -> digest, from
+
+    @property
+    def flags(self) -> int:
+        return 4 * self.cancelled + self.paused
 
 
 class ScriptedSidecar(node_pb2_grpc.NodeServicer):
@@ -46,6 +60,10 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
         self.joins = 0
         self.hellos: list[pb.Hello] = []
         self.reports: list[pb.ReportRequest] = []
+        self.contracts: list[pb.Contract] = []  # of each SUPERSEDE that committed
+        self.tokens: dict[str, str] = {}  # token -> tenant
+        self.cache_s = 60.0
+        self.asked: list[str] = []  # tokens, as Authenticate was asked about them
         self.refuse: RetireError | None = None
         self._links: list[asyncio.Queue[pb.GateCommand]] = []
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -68,6 +86,10 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
         self.go[stage] = asyncio.Event()
         return self.go[stage]
 
+    def scope(self, key: ScopeKey) -> Scope:
+        """The scope as the registry has it; opened when it is new."""
+        return self.scopes.setdefault(key, Scope(FIRST))
+
     @property
     def attached(self) -> int:
         return len(self._links)
@@ -78,11 +100,13 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
         await self._checked(context)
         created = key not in self.scopes
         scope = self.scopes.setdefault(key, Scope(FIRST))
+        if scope.cancelled:
+            await self._fail(context, ScopeClosed(key, scope.version))
         if request.HasField("version"):
             await self._expect(key, convert.version_from(request.version), context)
         return pb.JoinReply(
             version=convert.version_to(scope.version), slot=self._slot(key), created=created,
-            generation=1,
+            generation=1, policy=scope.policy, paused=scope.paused,
         )  # fmt: skip
 
     async def Supersede(self, request: pb.SupersedeRequest, context: Any) -> AsyncIterator[Any]:
@@ -93,14 +117,18 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
         if scope is None:
             await self._fail(context, UnknownScope(key.scope))
             return
-        if request.idempotency_key in scope.receipts:
-            receipt = scope.receipts[request.idempotency_key]
-            yield self._committed(key, convert.version_from(request.expected), receipt, True)
+        if request.idempotency_key in scope.made:
+            digest, old = scope.made[request.idempotency_key]
+            if digest != request.body_digest:
+                await self._fail(context, IdempotencyConflict(request.idempotency_key))
+            yield self._committed(key, old, scope.receipts[request.idempotency_key], True)
             return
         await self._expect(key, convert.version_from(request.expected), context)
         old, scope.version = scope.version, scope.version.next_epoch()
         slot = self._slot(key)
         scope.receipts[request.idempotency_key] = ""
+        scope.made[request.idempotency_key] = request.body_digest, old
+        self.contracts.append(request.contract)
         yield self._committed(key, old, "", False)
         last = await self._switch(key, scope.version, "supersede", slot.index)
         await self._wait("unpublishable")
@@ -125,6 +153,43 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
         reply = pb.TransitionReply(to=convert.version_to(scope.version), receipt_json="{}")
         getattr(reply, "from").CopyFrom(convert.version_to(old))
         return reply
+
+    async def Authenticate(
+        self, request: pb.AuthenticateRequest, context: Any
+    ) -> pb.AuthenticateReply:
+        self.asked.append(request.token)
+        await self._wait("authenticate")
+        await self._checked(context)
+        if request.token not in self.tokens:
+            await self._fail(context, Unauthenticated("the bearer token is not in the token file"))
+        return pb.AuthenticateReply(tenant=self.tokens[request.token], cache_s=self.cache_s)
+
+    async def pause(self, key: ScopeKey, *, paused: bool) -> None:
+        """What Pause and Resume do to the API processes."""
+        scope = self.scopes[key]
+        scope.paused = paused
+        slot = self._slot(key)
+        await self._switch(key, scope.version, "pause" if paused else "resume", slot.index)
+
+    async def cancel(self, key: ScopeKey) -> None:
+        """What Cancel does to the API processes."""
+        scope = self.scopes[key]
+        scope.version, scope.cancelled = scope.version.next_epoch(), True
+        slot = self._slot(key)
+        await self._switch(key, scope.version, "cancel", slot.index)
+
+    async def supersede(self, key: ScopeKey) -> None:
+        """What a SUPERSEDE made elsewhere does to the API processes."""
+        scope = self.scopes[key]
+        scope.version = scope.version.next_epoch()
+        await self._switch(key, scope.version, "supersede", self._slot(key).index)
+
+    async def warm(self, key: ScopeKey, version: Version, body: bytes) -> pb.WarmDone:
+        """Ask the first process to compute a context."""
+        message = pb.Warm(
+            key=convert.key_to(key), version=convert.version_to(version), request_json=body
+        )
+        return await self._ask(self._links[0], warm=message)
 
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.ScopeView:
         key = convert.key_from(request.key)
@@ -194,7 +259,7 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
     def _slot(self, key: ScopeKey) -> pb.SlotRef:
         scope = self.scopes[key]
         ref = self.writer.open(key, scope.version)
-        self.writer.set_flags(ref.index, 4 if scope.cancelled else 0)
+        self.writer.set_flags(ref.index, scope.flags)
         return pb.SlotRef(index=ref.index, tenure=ref.tenure, stamp=ref.stamp)
 
     def _committed(

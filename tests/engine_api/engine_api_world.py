@@ -102,9 +102,16 @@ async def serving(node: Node, app: Any, http: str = "httptools") -> AsyncIterato
     """Serve ``app`` behind the guard on a free port."""
     names = frozenset((b"x-retire-scope",))
     guarded = PublicationGuard(app, lambda: node.publications, names)
+    async with listening(guarded, http) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any, http: str = "httptools") -> AsyncIterator[int]:
+    """Serve any application on a free port."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(guarded, http=http, lifespan="off", log_level="error")
+    config = uvicorn.Config(app, http=http, lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     task = asyncio.create_task(server.serve(sockets=[sock]))

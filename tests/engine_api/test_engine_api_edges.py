@@ -23,6 +23,7 @@ from engine_api_world import (
 from retire.engine.admission import Admission
 from retire.engine.asgi import PublicationGuard
 from retire.engine.deliveries import CompletedRequests, Deliveries
+from retire.engine.inputs import Inputs
 from retire.engine.publication import CURRENT
 from retire.engine.settings import Settings
 from retire.protocol.errors import ScopeClosed, VersionConflict
@@ -57,6 +58,10 @@ class _Link:
     def __init__(self, node: Node, error: Exception | None) -> None:
         self.node, self.error = node, error
         self.admissions = self
+        self.inputs = Inputs(self, self.mailbox, wait_s=1.0, spawn=node.publications.spawn)
+
+    def policy(self, key: Any) -> None:
+        return None
 
     async def admit(self, claim: Any) -> Any:
         if self.error is not None:

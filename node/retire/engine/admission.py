@@ -1,94 +1,71 @@
-"""Admission: a tagged call is let in under the current version of its scope, or refused.
+"""Admission: a tagged call is let in under a version of its scope, waits, or is refused.
 
-Owns the join cache and the ASGI middleware that binds a call's publication. It stands inside the
-server's own middleware, so a call that fails authentication never reaches the sidecar. Must never
-import vLLM or decide which version is current: the sidecar and the mailbox do.
+Owns the ASGI middleware that authenticates a call, lets it wait its turn and binds its publication.
+It stands inside the server's own middleware, so a call that fails vLLM's authentication never
+reaches the sidecar. Must never import vLLM, nor decide which version is current (the sidecar and
+the mailbox do) or what a policy means (``inputs.py``).
 """
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine.headers import ROUTES, claim_of
+from retire.engine import scope_calls
+from retire.engine.handoff import Order
+from retire.engine.headers import ROUTES, claim_of, first_values
+from retire.engine.inputs import CallerLeft, Input
+from retire.engine.interruption import Interruption
 from retire.engine.publication import CURRENT
+from retire.engine.receiving import Received
 from retire.engine.replies import NO_SIDECAR, send_error
 from retire.engine.tag import Tag
-from retire.mailbox import GateState, SlotRef
 from retire.protocol.errors import RetireError, Unavailable, VersionConflict
-from retire.protocol.versions import Authority
+from retire.sidecar.config import Auth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
     from retire.engine.asgi import Asgi, Receive, Send
     from retire.engine.headers import Claim
+    from retire.engine.inputs import Entry
     from retire.engine.link import SidecarLink
-    from retire.engine.publication import Mailbox
+    from retire.engine.publication import Publication
     from retire.engine.settings import Settings
-    from retire.protocol.versions import ScopeKey, Version
-    from retire.sidecar.pb import node_pb2 as pb
+    from retire.sidecar.client import Mutation
 
-JOIN_TIMEOUT_S: Final = 2.0
-CACHED_MAX: Final = 65_536  # as many as a mailbox has slots
-
-
-class Admissions:
-    """Current tags by scope. A cached one is good while its mailbox word says so: no RPC."""
-
-    def __init__(self, link: SidecarLink) -> None:
-        self._link = link
-        self._tags: dict[ScopeKey, Tag] = {}
-
-    async def admit(self, claim: Claim) -> Tag:
-        """The tag a call gets; VersionConflict (stale or future), ScopeClosed or Unavailable."""
-        mailbox = self._link.mailbox()
-        cached = self._tags.get(claim.key)
-        if cached is not None and mailbox.gate(cached.slot) is GateState.OPEN:
-            if claim.version is not None and claim.version != cached.version:
-                raise VersionConflict(claim.key, expected=claim.version, current=cached.version)
-            return cached
-        return await self._join(claim.key, claim.version)
-
-    def keep(self, tag: Tag) -> None:
-        """Remember a tag learned otherwise (a SUPERSEDE made here)."""
-        self._tags.pop(tag.key, None)
-        while len(self._tags) >= CACHED_MAX:
-            del self._tags[next(iter(self._tags))]
-        self._tags[tag.key] = tag
-
-    def forget(self, key: ScopeKey) -> None:
-        """The scope's version changed."""
-        self._tags.pop(key, None)
-
-    async def refresh(self, keys: tuple[ScopeKey, ...]) -> None:
-        """Tell the sidecar that these scopes are in use, so that it keeps their slots."""
-        for key in keys:
-            try:
-                await self._join(key, None)
-            except RetireError:
-                self.forget(key)  # superseded, cancelled or out of reach: the gates know which
-
-    async def _join(self, key: ScopeKey, version: Version | None) -> Tag:
-        try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                joined = await self._link.client().join(key, version)
-        except TimeoutError:
-            raise Unavailable(
-                f"the sidecar did not answer within {JOIN_TIMEOUT_S:g} s; retry"
-            ) from None
-        tag = Tag(Authority(key, joined.version, joined.generation), slot_ref(joined.slot))
-        self.keep(tag)
-        return tag
+COMMITS_MAX: Final = 8  # of one input: each lost one means that the scope has moved meanwhile
+# The last part of paths that make no tokens: nothing there is a new input of a scope.
+NO_INPUT: Final = frozenset(
+    (
+        *("tokenize", "detokenize", "count_tokens", "render", "derender", "cancel"),
+        *("load_lora_adapter", "unload_lora_adapter"),
+        *("embeddings", "embed", "pooling", "classify", "score", "rerank"),
+    )
+)
 
 
-def slot_ref(message: pb.SlotRef) -> SlotRef:
-    """The mailbox reference that the sidecar handed out."""
-    return SlotRef(message.index, message.tenure, message.stamp)
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One ASGI call on its way in."""
+
+    scope: MutableMapping[str, Any]
+    receive: Received
+    send: Send
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A call that may act; ``interruption``: it superseded what ran, and runs as its successor."""
+
+    entry: Entry
+    tag: Tag
+    interruption: Interruption | None = None
 
 
 class Admission:
-    """The ASGI middleware: reads the headers, asks :class:`Admissions`, binds the publication."""
+    """The middleware: whose the call is, whether it may act now, and under which version."""
 
     def __init__(
         self,
@@ -103,26 +80,102 @@ class Admission:
         self._authenticated = authenticated
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Let the call through, bound to its version; or answer 400, 409 or 503."""
+        """Let the call through, bound to its version; or answer with the error of the tree."""
         publication = CURRENT.get()
-        if publication is not None and _generates(scope):
-            try:
-                claim = claim_of(
-                    scope["headers"], self._settings, authenticated=self._authenticated()
-                )
-                if claim is not None:
-                    tag, mailbox = await self._admitted(claim)
-                    publication.bind(tag, mailbox)
-            except RetireError as error:
-                await send_error(send, error)
-                return
-        await self._app(scope, receive, send)
+        if publication is None:
+            await self._app(scope, receive, send)
+            return
+        call = Call(scope, Received(receive), send, publication)
+        try:
+            error = await self._admitted(call)
+        except CallerLeft:
+            return
+        except RetireError as refusal:
+            error = refusal
+        if error is not None:
+            await send_error(send, error)
 
-    async def _admitted(self, claim: Claim) -> tuple[Tag, Mailbox]:
+    async def _admitted(self, call: Call) -> RetireError | None:
+        """Serve the call; an error: nothing was answered yet."""
+        claim = await self._claim(call)
+        if claim is None:
+            await self._app(call.scope, call.receive, call.send)
+            return None
+        link = self._linked()
+        if not _is_input(call.scope):
+            call.publication.bind(await link.admissions.admit(claim), link.mailbox())
+            await self._app(call.scope, call.receive, call.send)
+            return None
+        entered = await self._enter(link, call, claim)
+        call.publication.work = entered.entry.work  # from here on the guard ends it
+        call.publication.bind(entered.tag, link.mailbox())
+        if entered.interruption is None:
+            await self._app(call.scope, call.receive, call.send)
+            return None
+        return await entered.interruption.serve(
+            self._app, call.scope, call.receive, call.publication, call.send
+        )
+
+    async def _claim(self, call: Call) -> Claim | None:
+        """What the call claims, once it is known whose it is; None: it makes no tokens."""
+        headers = call.scope["headers"]
+        if self._settings.auth is not Auth.NONE:
+            call.publication.caller = await self._linked().authenticator.tenant(headers)
+        if not _generates(call.scope):
+            return None
+        return claim_of(
+            headers,
+            self._settings,
+            authenticated=self._authenticated(),
+            caller=call.publication.caller,
+        )
+
+    async def _enter(self, link: SidecarLink, call: Call, claim: Claim) -> Entered:
+        """Until the call may act: at once, after a wait, or once it has superseded what ran."""
+        one = Input(claim, left=call.receive.disconnected)
+        mutation = None
+        for _ in range(COMMITS_MAX):
+            entry = await link.inputs.enter(one)
+            if entry.supersede is None:
+                return Entered(entry, entry.tag)
+            try:
+                mutation = mutation or await _mutation(call, entry)
+                order = _order(entry, mutation)
+                interruption = Interruption(order, link)
+                made = await interruption.commit()
+            except VersionConflict:
+                entry.work.end()  # another change was first: look again
+                continue
+            except BaseException:
+                entry.work.end()
+                raise
+            if isinstance(made, Tag):
+                return Entered(entry, made, interruption)
+            entry.work.end()  # a repetition: its version is known, and it wants an answer from it
+            one = one.as_part_of(made)
+        raise Unavailable(f"scope {claim.key.scope!r} is superseded again and again; retry")
+
+    def _linked(self) -> SidecarLink:
         link = self._link()
         if link is None:
             raise Unavailable(NO_SIDECAR)
-        return await link.admissions.admit(claim), link.mailbox()
+        return link
+
+
+async def _mutation(call: Call, entry: Entry) -> Mutation:
+    """What the caller's headers say of the change; a key of its own stands for its body."""
+    headers = first_values(call.scope["headers"])
+    given = scope_calls.IDEMPOTENCY in headers
+    return scope_calls.read_change(
+        headers, entry.tag.version, digest=await call.receive.digest() if given else b""
+    )
+
+
+def _order(entry: Entry, mutation: Mutation) -> Order:
+    assert entry.supersede is not None
+    current = replace(mutation, expected=entry.tag.version)
+    trace_id = scope_calls.trace_id(mutation.traceparent)
+    return Order(entry.tag.key, current, entry.supersede, trace_id)
 
 
 def _generates(scope: MutableMapping[str, Any]) -> bool:
@@ -130,3 +183,8 @@ def _generates(scope: MutableMapping[str, Any]) -> bool:
     return bool(
         scope["type"] == "http" and scope["method"] == "POST" and ROUTES not in scope["path"]
     )
+
+
+def _is_input(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a call of a scope brings it new work. What is not known to be harmless does."""
+    return scope["path"].rstrip("/").rpartition("/")[2] not in NO_INPUT

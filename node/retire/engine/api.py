@@ -64,7 +64,6 @@ class RetireApi:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Attach to the sidecar. Raises (the server stops) when the engine is not versioned."""
-        del state
         if engine_client is None or not os.environ.get("RETIRE_MAILBOX"):
             return  # a render server, or plain vLLM: every tagged call answers 503
         _require_seams()
@@ -77,6 +76,7 @@ class RetireApi:
                 "the Retire plugin does not answer in the engine process; "
                 "VLLM_PLUGINS must list retire and retire_api"
             ) from error
+        link.warming.state = state
         self._link = link
 
     def link(self) -> SidecarLink:

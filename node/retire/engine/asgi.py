@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.headers import ROUTES
 from retire.engine.publication import CURRENT, End, Ended, Publication
-from retire.engine.replies import NO_SIDECAR, send_error
+from retire.engine.replies import NO_RETRY, NO_SIDECAR, send_error
 from retire.mailbox import GateState
 from retire.protocol.errors import Unavailable
 
@@ -40,6 +40,7 @@ VERSION_HEADER: Final = b"x-retire-version"
 _EVENT_STREAM: Final = b"text/event-stream"
 _FRAME_HEAD: Final = b"data: {"
 _FRAME_TAIL: Final = b"}\n\n"
+_NO_RETRY: Final = next((name.encode(), value.encode()) for name, value in NO_RETRY.items())
 
 
 class PublicationGuard:
@@ -211,7 +212,7 @@ class GuardedSend:
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                *([(b"retry-after", b"1")] if end.why is Ended.UNAVAILABLE else ()),
+                (b"retry-after", b"1") if end.why is Ended.UNAVAILABLE else _NO_RETRY,
             ]
             status = _STATUS[end.why]
             await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from retire.protocol.errors import InvalidField
+from retire.protocol.contract import Policy
+from retire.protocol.errors import Forbidden, InvalidField, Unauthenticated
 from retire.protocol.versions import ScopeKey, Version
 
 if TYPE_CHECKING:
@@ -22,42 +23,83 @@ if TYPE_CHECKING:
 SCOPE: Final = b"x-retire-scope"
 VERSION: Final = b"x-retire-version"
 TENANT: Final = b"x-retire-tenant"
+ON_NEW_INPUT: Final = b"x-retire-on-new-input"
+AUTHORIZATION: Final = b"authorization"
+TOKEN: Final = b"x-retire-token"  # where Authorization carries vLLM's own key
 SESSION: Final = (b"x-claude-code-session-id", b"session-id", b"x-session-id")
 ROUTES: Final = "/v1/scopes"
+_NO_TOKEN: Final = "this call needs the header 'Authorization: Bearer <token>'"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The scope a call names; ``version`` None: the current one."""
+    """The scope a call names; ``version`` None: the current one, and the call is a new input."""
 
     key: ScopeKey
     version: Version | None
+    policy: Policy | None = None  # for this input, where the scope itself has none
 
 
 def tag_headers(settings: Settings) -> frozenset[bytes]:
     """The headers whose presence makes a call a scope's."""
-    return frozenset((SCOPE, VERSION, *(SESSION if settings.scope_from_session else ())))
+    return frozenset(
+        (SCOPE, VERSION, ON_NEW_INPUT, *(SESSION if settings.scope_from_session else ()))
+    )
 
 
-def claim_of(headers: RawHeaders, settings: Settings, *, authenticated: bool) -> Claim | None:
+def claim_of(
+    headers: RawHeaders, settings: Settings, *, authenticated: bool, caller: str | None = None
+) -> Claim | None:
     """Read the tag of a call; None: it has none. Raises InvalidField naming the header."""
     found = _single(headers)
     version = _version(found.get(VERSION))
+    policy = _policy(found.get(ON_NEW_INPUT))
     scope = _scope(found, from_session=settings.scope_from_session)
     if scope is None:
-        if version is not None:
-            raise InvalidField("x-retire-scope", None, "present when x-retire-version is")
+        for name, value in (("x-retire-version", version), ("x-retire-on-new-input", policy)):
+            if value is not None:
+                raise InvalidField("x-retire-scope", None, f"present when {name} is")
         return None
-    tenant = tenant_of(found, settings, authenticated=authenticated)
+    tenant = tenant_of(found, settings, authenticated=authenticated, caller=caller)
     try:
-        return Claim(ScopeKey(tenant, scope), version)
+        return Claim(ScopeKey(tenant, scope), version, policy)
     except InvalidField as error:
         raise _renamed(error, scope, tenant) from None
 
 
-def tenant_of(found: Mapping[bytes, bytes], settings: Settings, *, authenticated: bool) -> str:
-    """The tenant a call acts for."""
+def token_of(headers: RawHeaders) -> str:
+    """The bearer token of a call. Raises Unauthenticated saying how to send one."""
+    found = first_values(headers)
+    token = found.get(TOKEN)
+    if token is None:
+        scheme, _, token = found.get(AUTHORIZATION, b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise Unauthenticated(f"{_NO_TOKEN}; got {'another scheme' if scheme else 'none'}")
+    try:
+        text = token.strip().decode("ascii")
+    except UnicodeDecodeError:
+        raise Unauthenticated("the bearer token must be ASCII") from None
+    if not text:
+        raise Unauthenticated(f"{_NO_TOKEN}; got an empty one")
+    return text
+
+
+def tenant_of(
+    found: Mapping[bytes, bytes],
+    settings: Settings,
+    *,
+    authenticated: bool,
+    caller: str | None = None,
+) -> str:
+    """The tenant a call acts for. ``caller``: the tenant of its token, where tokens are asked for;
+    ``authenticated``: vLLM's own key was checked."""
     value = found.get(TENANT)
+    if caller is not None:
+        if value not in (None, caller.encode()):
+            raise Forbidden(
+                f"x-retire-tenant must be absent or {caller!r}, the tenant of the bearer token"
+            )
+        return caller
     if value is None:
         return settings.tenant
     if authenticated and not settings.trust_tenant_header:
@@ -113,6 +155,17 @@ def _version(value: bytes | None) -> Version | None:
         raise InvalidField(
             "x-retire-version", value.decode("latin-1"), "within 0..2^24-1 . 0..2^40-1"
         ) from None
+
+
+def _policy(value: bytes | None) -> Policy | None:
+    if value is None:
+        return None
+    text = value.decode("latin-1").strip()
+    try:
+        return Policy(text)
+    except ValueError:
+        words = ", ".join(policy.value for policy in Policy)
+        raise InvalidField("x-retire-on-new-input", text, f"one of {words}") from None
 
 
 def _scope(found: Mapping[bytes, bytes], *, from_session: bool) -> str | None:

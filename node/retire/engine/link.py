@@ -1,7 +1,7 @@
 """The link of an API process to its node's sidecar: says who it is, answers its commands.
 
-Owns the client, the view of the mailbox and the answers to Switch, Fence, Inspect and Quota. Must
-never decide a version, nor import vLLM.
+Owns the client, the view of the mailbox and the answers to Switch, Fence, Inspect, Warm and Quota.
+Must never decide a version, nor import vLLM.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine.admission import Admissions
+from retire.engine.admissions import Admissions
+from retire.engine.authentication import Authenticator
+from retire.engine.inputs import Inputs
 from retire.engine.publication import Ended, Publications
+from retire.engine.repeats import Repeats
 from retire.engine.replies import NO_SIDECAR
+from retire.engine.warming import Context, Warming
 from retire.mailbox import MailboxView
 from retire.protocol.errors import InvalidField, RetireError, Unavailable
 from retire.protocol.history import Published
@@ -38,6 +42,7 @@ _log = logging.getLogger("retire.engine")
 TICK_S: Final = 1.0
 REFRESH_S: Final = 30.0  # how often live scopes tell the sidecar that they are in use
 RETRY_S: Final = 1.0
+_HOLDS: Final = ("pause", "resume")
 _ENDS: Final = {"supersede": Ended.SUPERSEDED, "cancel": Ended.CANCELLED}
 
 
@@ -54,6 +59,12 @@ class SidecarLink:
             record=self._record if self._history.on else None,
         )
         self.admissions = Admissions(self)
+        self.authenticator = Authenticator(lambda token: self.client().authenticate(token))
+        self.inputs = Inputs(
+            self.admissions, self.mailbox, wait_s=settings.input_wait_s, spawn=self._spawn
+        )
+        self.repeats = Repeats()
+        self.warming = Warming(self)
         self.node = ""
         self._settings = settings
         self._client: NodeClient | None = None
@@ -100,12 +111,16 @@ class SidecarLink:
     async def switch(self, command: pb.Switch) -> dict[str, int]:
         """End the streams of every older version; returning acks (``Publications.switch``)."""
         key, to = convert.key_from(command.key), convert.version_from(command.to)
-        why = _ENDS.get(command.kind)
-        if why is None:  # pause, resume: authority stays, the engine stops or goes on
-            self._spawn(self.core.pause(key, paused=command.kind == "pause"))
-            return {}
         self.admissions.forget(key)
-        return self.publications.switch(key, to, why)
+        why = _ENDS.get(command.kind)
+        if why is None:
+            if command.kind in _HOLDS:  # authority stays, the engine stops or goes on
+                self._spawn(self.core.pause(key, paused=command.kind == "pause"))
+            self.inputs.changed(key)
+            return {}
+        published = self.publications.switch(key, to, why)
+        self.inputs.changed(key)
+        return published
 
     async def fence(self, command: pb.Fence) -> pb.Fenced:
         """Stop the engine's old work of the scope; its receipts."""
@@ -130,6 +145,17 @@ class SidecarLink:
             requests=[_live(request) for request in answer["requests"]],
             pinned_blocks=answer["pinned_blocks"],
         )
+
+    async def warm(self, command: pb.Warm) -> pb.WarmDone:
+        """Compute the KV of a context under the scope's current version."""
+        context = Context(
+            convert.key_from(command.key),
+            convert.version_from(command.version),
+            command.request_json,
+            command.traceparent,
+        )
+        warmed = await self.warming.warm(context)
+        return pb.WarmDone(prompt_tokens=warmed.prompt_tokens, cached_tokens=warmed.cached_tokens)
 
     def quota(self, command: pb.Quota) -> None:
         """Pass a tenant's pin quota on to the engine."""

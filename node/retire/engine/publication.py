@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from retire.engine.deliveries import Deliveries
+    from retire.engine.inputs import Work
     from retire.engine.tag import Tag
     from retire.mailbox import SlotRef
     from retire.mailbox.layout import Current
@@ -64,6 +65,8 @@ class Waker(Protocol):
 
     request_id: str  # vLLM's internal id; of the parent when n > 1
     deliveries: Deliveries
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt: inherited, or found in the prefix cache
 
     def wake(self) -> None:
         """Make a waiting ``get`` look at the gate."""
@@ -89,6 +92,8 @@ class Publication:
 
     def __init__(self, owner: Publications) -> None:
         self.tag: Tag | None = None
+        self.caller: str | None = None  # the tenant of the call's token; None: none is asked for
+        self.work: Work | None = None  # counts for the scope's policy until this ends
         self.ended: End | None = None
         self.streaming = False  # the response is an event stream and its head was written
         # A frame has left the application, but not for the transport; it stays so when dropped.
@@ -114,6 +119,7 @@ class Publication:
 
     def unbind(self) -> None:
         """This response will carry no token after all (its successor was given up)."""
+        self._rest()
         self._owner.remove(self)
         self.tag = self._mailbox = None
 
@@ -123,6 +129,18 @@ class Publication:
         self.admitted.set()
         if self.ended is not None:  # retired between admission and the engine
             self._owner.spawn(self._owner.abort([consumer.request_id]))
+
+    @property
+    def engine_request_id(self) -> str:
+        """vLLM's internal id of this response's first request; of its first choice if n > 1."""
+        first = self.consumers[0]
+        return f"0_{first.request_id}" if first.deliveries.choices > 1 else first.request_id
+
+    def give_up(self) -> None:
+        """Abort what runs for this response; what its caller is told comes otherwise."""
+        ids = [consumer.request_id for consumer in self.consumers]
+        if ids:
+            self._owner.spawn(self._owner.abort(ids))
 
     def gate(self) -> GateState:
         """May this instant's frame go out? Finding the word stale ends the publication."""
@@ -189,7 +207,12 @@ class Publication:
 
     def discard(self) -> None:
         """The application is done with this response."""
+        self._rest()
         self._owner.remove(self)
+
+    def _rest(self) -> None:
+        if self.work is not None:
+            self.work.end()
 
     def _end_stale(self) -> None:
         assert self.tag is not None and self._mailbox is not None
@@ -199,11 +222,10 @@ class Publication:
         self.end(why, now.version if now else None, told=cancelled)
 
     def _close(self) -> None:
+        self._rest()
         for consumer in self.consumers:
             consumer.wake()
-        ids = [consumer.request_id for consumer in self.consumers]
-        if ids:
-            self._owner.spawn(self._owner.abort(ids))
+        self.give_up()
         if self.on_end is not None:
             self._owner.spawn(self.on_end())
 

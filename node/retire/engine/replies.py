@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.protocol.errors import RetireError, Unavailable
+from retire.protocol.errors import RetireError, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from retire.engine.asgi import Send
@@ -14,8 +14,14 @@ NO_SIDECAR: Final = (
     "this server has no sidecar, so it cannot serve scopes; set RETIRE_SIDECAR to its socket "
     "and RETIRE_MAILBOX to its mailbox, or leave out x-retire-scope"
 )
+CONFLICT: Final = 409
+# OpenAI's and Anthropic's clients send a 409 again by themselves unless they are told not to. An
+# input whose version was superseded would come back as a new one, and may abandon what replaced it.
+NO_RETRY: Final = {"x-should-retry": "false"}
 _TYPES: Final = {
     400: "invalid_request",
+    401: "unauthenticated",
+    403: "forbidden",
     404: "not_found",
     409: "conflict",
     422: "conflict",
@@ -30,8 +36,12 @@ def error_json(error: RetireError) -> dict[str, Any]:
 
 
 def error_headers(error: RetireError) -> dict[str, str]:
-    """Retry-After where a retry helps."""
-    if error.http_status != Unavailable.http_status:
+    """What a client's HTTP library should know: whether a retry helps, how to authenticate."""
+    if error.http_status == Unauthenticated.http_status:
+        return {"www-authenticate": 'Bearer realm="retire"'}
+    if error.http_status == CONFLICT:
+        return NO_RETRY
+    if error.http_status not in (Unavailable.http_status, 429):
         return {}
     return {"retry-after": str(getattr(error, "retry_after_s", Unavailable.retry_after_s))}
 

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from retire.engine import scope_calls
-from retire.engine.admission import slot_ref
 from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, inherits
 from retire.engine.headers import first_values, path_scope, tenant_of
 from retire.engine.publication import CURRENT
-from retire.engine.repeats import Repeats
 from retire.engine.replies import error_headers, error_json
 from retire.engine.successor import Successor
-from retire.engine.tag import Tag
+from retire.engine.tag import Tag, slot_ref
 from retire.protocol.codec import receipt_to_dict
 from retire.protocol.errors import RetireError, Unavailable
 from retire.protocol.versions import Authority, ScopeKey
@@ -74,7 +72,6 @@ class ScopeRoutes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._repeats = Repeats()
 
     def attach(self, app: Starlette) -> None:
         """Register the routes on ``app``."""
@@ -122,7 +119,7 @@ class ScopeRoutes:
             key, call.mutation, call.contract, call.trace_id, successor=call.request is not None
         )
         handoff = Handoff(order, client=link.client(), core=link.core)
-        self._repeats.add(handoff)
+        link.repeats.add(handoff)
         link.publications.spawn(handoff.run())
         try:
             committed = await _within(COMMIT_TIMEOUT_S, asyncio.shield(handoff.committed))
@@ -141,7 +138,7 @@ class ScopeRoutes:
         if committed.receipt_json:
             receipt = {**json.loads(committed.receipt_json), "replayed": committed.replayed}
         else:
-            receipt = receipt_to_dict(await self._repeats.receipt(handoff))
+            receipt = receipt_to_dict(await self._server.link().repeats.receipt(handoff))
             receipt["replayed"] = committed.replayed
         answer = _echo(call)
         if call.request is not None and call.request["stream"]:
@@ -163,6 +160,7 @@ class ScopeRoutes:
         )
         link.admissions.keep(Tag(tag.authority, tag.slot))
         publication.preamble.clear()
+        publication.work = await link.inputs.begin(tag)  # an explicit revision asks no policy
         publication.bind(tag, link.mailbox())
         successor = Successor(body, request, publication)
         try:
@@ -192,7 +190,13 @@ class ScopeRoutes:
 
     def _tenant(self, request: Request) -> str:
         found = first_values(request.scope["headers"])
-        return tenant_of(found, self._server.settings, authenticated=self._server.authenticated)
+        publication = CURRENT.get()
+        return tenant_of(
+            found,
+            self._server.settings,
+            authenticated=self._server.authenticated,
+            caller=publication.caller if publication is not None else None,
+        )
 
 
 def receipt_event(receipt: dict[str, Any]) -> str:

@@ -66,8 +66,23 @@ def read_supersede(body: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> S
     fields.only(("contract", "expected_version", "request", "stream"))
     mutation = _mutation(body, headers)
     contract = contract_from_dict(body.get("contract"))
-    trace = _TRACE.fullmatch(mutation.traceparent)
-    return SupersedeCall(mutation, contract, _request(fields), trace[1] if trace else None)
+    return SupersedeCall(mutation, contract, _request(fields), trace_id(mutation.traceparent))
+
+
+def read_change(headers: Mapping[bytes, bytes], expected: Version, *, digest: bytes) -> Mutation:
+    """What a change that an ordinary call makes takes from its headers."""
+    return Mutation(
+        expected=expected,
+        idempotency_key=_idempotency_key(headers.get(IDEMPOTENCY)),
+        body_digest=digest,
+        traceparent=headers.get(TRACEPARENT, b"").decode("latin-1"),
+    )
+
+
+def trace_id(traceparent: str) -> str | None:
+    """The trace of a W3C ``traceparent``; None: it is none."""
+    trace = _TRACE.fullmatch(traceparent)
+    return trace[1] if trace else None
 
 
 def scope_json(view: pb.ScopeView) -> dict[str, Any]:
@@ -77,6 +92,8 @@ def scope_json(view: pb.ScopeView) -> dict[str, Any]:
         "tenant": view.key.tenant,
         "version": str(convert.version_from(view.version)),
         "phase": view.phase,
+        "on_new_input": view.policy or None,
+        "parent": view.parent or None,
         "paused": view.paused,
         "cancelled": view.cancelled,
         "pinned_blocks": view.pinned_blocks,
@@ -110,12 +127,7 @@ def _mutation(body: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Mutati
             "body.expected_version", None,
             'present: the version you believe is current, for example "1.4"',
         )  # fmt: skip
-    return Mutation(
-        expected=_version(body["expected_version"]),
-        idempotency_key=_idempotency_key(headers.get(IDEMPOTENCY)),
-        body_digest=digest(body),
-        traceparent=headers.get(TRACEPARENT, b"").decode("latin-1"),
-    )
+    return read_change(headers, _version(body["expected_version"]), digest=digest(body))
 
 
 def digest(body: Mapping[str, Any]) -> bytes:

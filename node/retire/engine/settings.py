@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from retire.protocol.errors import InvalidField
 from retire.protocol.versions import ScopeKey
+from retire.sidecar.config import Auth
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HOLD_DEFAULT_S: Final = 30.0
+INPUT_WAIT_DEFAULT_S: Final = 300.0
 TENANT_DEFAULT: Final = "default"
 
 
@@ -25,6 +27,8 @@ class Settings:
 
     sidecar: str | None = None  # gRPC target, "unix:/path"
     hold_s: float = HOLD_DEFAULT_S  # how long a stream waits for an expired lease to come back
+    input_wait_s: float = INPUT_WAIT_DEFAULT_S  # how long an input waits: enqueue, a paused scope
+    auth: Auth = Auth.NONE  # not NONE: the sidecar says whose a call's bearer token is
     tenant: str = TENANT_DEFAULT  # of a call that names none
     trust_tenant_header: bool = False  # accept x-retire-tenant although the server authenticates
     scope_from_session: bool = False  # derive the scope from the session headers of coding agents
@@ -38,13 +42,38 @@ class Settings:
             ScopeKey(tenant, "-")
         except InvalidField:
             raise InvalidField("RETIRE_TENANT", tenant, "a DNS label: a-z, 0-9 and '-'") from None
+        auth = _auth(source)
         return cls(
             sidecar=_target(source.get("RETIRE_SIDECAR")),
             hold_s=_seconds("RETIRE_HOLD_S", source.get("RETIRE_HOLD_S"), HOLD_DEFAULT_S),
+            input_wait_s=_seconds(
+                "RETIRE_INPUT_WAIT_S", source.get("RETIRE_INPUT_WAIT_S"), INPUT_WAIT_DEFAULT_S
+            ),
+            auth=auth,
             tenant=tenant,
-            trust_tenant_header=_flag("RETIRE_TENANT_HEADER", source),
+            trust_tenant_header=_trust(source, auth),
             scope_from_session=_flag("RETIRE_SCOPE_FROM_SESSION", source),
         )
+
+
+def _auth(env: Mapping[str, str]) -> Auth:
+    value = env.get("RETIRE_AUTH") or Auth.NONE.value
+    try:
+        return Auth(value)
+    except ValueError:
+        words = ", ".join(member.value for member in Auth)
+        raise InvalidField("RETIRE_AUTH", value, f"one of {words}") from None
+
+
+def _trust(env: Mapping[str, str], auth: Auth) -> bool:
+    trusted = _flag("RETIRE_TENANT_HEADER", env)
+    if trusted and auth is not Auth.NONE:
+        raise InvalidField(
+            "RETIRE_TENANT_HEADER",
+            "1",
+            f"0 with RETIRE_AUTH={auth.value}: the token names the tenant",
+        )
+    return trusted
 
 
 def _target(value: str | None) -> str | None:

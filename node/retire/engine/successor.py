@@ -51,9 +51,7 @@ class Successor:
             raise
         finally:
             admitted.cancel()
-        first = self._publication.consumers[0]
-        choice = "0_" if first.deliveries.choices > 1 else ""
-        return Admitted(f"{choice}{first.request_id}")
+        return Admitted(self._publication.engine_request_id)
 
     async def chunks(self) -> AsyncIterator[str]:
         """The events of a streamed answer, ``[DONE]`` included."""
@@ -90,7 +88,7 @@ class Successor:
         try:
             result = await self._call()
         except ValidationError as error:
-            return _invalid(error)
+            return invalid(error)
         except Exception as error:  # whatever vLLM's own exception handler would have answered
             return create_error_response(error).model_dump()
         if isinstance(result, ErrorResponse):
@@ -101,16 +99,20 @@ class Successor:
         return await anext(result, None)
 
     async def _call(self) -> Any:
-        state = self._raw.app.state
-        if "messages" in self._body:
-            if state.openai_serving_chat is None:
-                raise NotImplementedError("The model does not support Chat Completions API")
-            chat = ChatCompletionRequest(**self._body)
-            return await state.openai_serving_chat.create_chat_completion(chat, self._raw)
-        if state.openai_serving_completion is None:
-            raise NotImplementedError("The model does not support Completions API")
-        completion = CompletionRequest(**self._body)
-        return await state.openai_serving_completion.create_completion(completion, self._raw)
+        return await serve(self._raw.app.state, self._body, self._raw)
+
+
+async def serve(state: Any, body: dict[str, Any], raw: Request) -> Any:
+    """What vLLM's handler for a chat ("messages") or completion ("prompt") body returns."""
+    if "messages" in body:
+        if state.openai_serving_chat is None:
+            raise NotImplementedError("The model does not support Chat Completions API")
+        chat = ChatCompletionRequest(**body)
+        return await state.openai_serving_chat.create_chat_completion(chat, raw)
+    if state.openai_serving_completion is None:
+        raise NotImplementedError("The model does not support Completions API")
+    completion = CompletionRequest(**body)
+    return await state.openai_serving_completion.create_completion(completion, raw)
 
 
 def _refusal(first: Any) -> Refused | None:
@@ -122,7 +124,7 @@ def _refusal(first: Any) -> Refused | None:
     return None
 
 
-def _invalid(error: ValidationError) -> dict[str, Any]:
+def invalid(error: ValidationError) -> dict[str, Any]:
     """A body that is no OpenAI request; names the field, repeats no value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in ("request", *first["loc"]))

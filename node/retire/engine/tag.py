@@ -15,6 +15,8 @@ from retire.protocol.versions import Authority, ScopeKey, Version
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from retire.sidecar.pb import node_pb2 as pb
+
 EXTRA_ARG: Final = "retire"  # key in SamplingParams.extra_args; clients may not set it
 
 
@@ -65,3 +67,8 @@ class Tag:
         extra = getattr(sampling_params, "extra_args", None)
         wire = extra.get(EXTRA_ARG) if extra else None
         return cls.from_wire(wire) if wire is not None else None
+
+
+def slot_ref(message: pb.SlotRef) -> SlotRef:
+    """The mailbox reference that the sidecar handed out."""
+    return SlotRef(message.index, message.tenure, message.stamp)

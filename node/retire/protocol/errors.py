@@ -11,6 +11,7 @@ RetireError                     code            HTTP
 ├── PolicyRefused               policy_refused   409   onNewInput=reject and work is running
 ├── IdempotencyConflict         idempotency      422   same key, another body
 ├── QuotaExceeded               quota_exceeded   429   pins over quota; reuse falls back to cold
+├── QueueFull                   queue_full       429   too many inputs of the scope wait already
 ├── CapacityExceeded            capacity         503   mailbox or table full
 └── Unavailable                 unavailable      503   retry after ``retry_after_s``
     ├── RegistryUnavailable     registry_unavailable   cannot reach the registry
@@ -157,6 +158,13 @@ class QuotaExceeded(RetireError):
     def details(self) -> dict[str, Any]:
         """Blocks left in the quota."""
         return {"quota_left": self.left}
+
+
+class QueueFull(RetireError):
+    """Too many inputs of the scope wait already; this one was not queued."""
+
+    code = "queue_full"
+    http_status = 429
 
 
 class CapacityExceeded(RetireError):

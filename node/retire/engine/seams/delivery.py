@@ -34,6 +34,8 @@ class GatedCollector(RequestOutputCollector):
         self.publication = publication
         self.external_id = publication.expected_id or request_id
         self.deliveries = Deliveries(request_id, publication.expected_choices)
+        self.prompt_tokens = 0
+        self.cached_tokens = 0  # of the prompt: inherited, or found in the prefix cache
         publication.attach(self)
 
     def wake(self) -> None:
@@ -75,6 +77,8 @@ class GatedCollector(RequestOutputCollector):
 
     def _counted(self, output: Any) -> Any:
         if isinstance(output, RequestOutput):
+            self.prompt_tokens = len(output.prompt_token_ids or ())
+            self.cached_tokens = output.num_cached_tokens or 0
             for choice in output.outputs:
                 self.deliveries.take(choice.index, len(choice.token_ids), delta=self.aggregate)
         return output
