@@ -6,7 +6,7 @@ import pytest
 
 from retire.engine.fence_policy import Branch
 from retire.engine.step_control import StepControl, bound_from_env, branch_of
-from retire.engine.step_plan import ScopedWork
+from retire.engine.step_plan import ScopedWork, StepPlan
 from retire.engine.tag import Tag
 from retire.mailbox import SlotRef
 from retire.protocol.versions import Authority, ScopeKey, Version
@@ -49,13 +49,15 @@ def test_decode_steps_are_not_armed_and_long_known_ones_are() -> None:
 
 
 def test_nothing_queues_behind_an_armed_step() -> None:
-    """Where steps queue, a step is armed only alone, and holds the next one back."""
+    """Where steps queue, an armed one may have others before it and holds back what follows."""
     steps = control(ahead=True)
-    first = steps.plan(1, {"old": (0, 2048)}, TAGS, 0.0)
-    assert first is not None and first.armed and steps.holding
-    second = steps.plan(2, {"old": (2048, 2048)}, TAGS, 0.0)
-    assert second is not None and not second.armed and not second.may_stop
-    steps.done(1, abandoned=False, now_s=0.2)
+    decode = steps.plan(1, {"old": (0, 1)}, TAGS, 0.0)
+    assert decode is not None and not decode.may_stop and not steps.holding
+    long = steps.plan(2, {"old": (1, 2048)}, TAGS, 0.0)
+    assert long is not None and long.armed and long.may_stop and steps.holding
+    steps.done(1, abandoned=False, now_s=0.1)
+    assert steps.holding
+    steps.done(2, abandoned=False, now_s=0.2)
     assert not steps.holding
 
 
@@ -111,3 +113,17 @@ def test_a_bad_bound_names_the_variable(monkeypatch: pytest.MonkeyPatch, text: s
     monkeypatch.setenv("RETIRE_FENCE_BOUND_MS", text)
     with pytest.raises(ValueError, match="RETIRE_FENCE_BOUND_MS"):
         bound_from_env()
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "layers", "ahead"),
+    [(None, 36, 1), (200.0, 0, 1), (207.0, 64, 1), (50.0, 36, 2), (20.0, 36, 4), (900.0, 64, 1)],
+)
+def test_the_host_runs_ahead_as_far_as_the_bound_allows(
+    predicted_ms: float | None, layers: int, ahead: int
+) -> None:
+    """Long layers: one. Short ones: more, so that the device never waits for the host."""
+    from retire.engine.seams.safe_point import run_ahead
+
+    plan = StepPlan(1, 2048, (), True, True, predicted_ms, 8.0)
+    assert run_ahead(plan, layers) == ahead

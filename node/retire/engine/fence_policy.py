@@ -8,11 +8,13 @@ vLLM, a clock or the mailbox.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from statistics import median
 from typing import Final
 
-SMOOTHING: Final = 0.3  # weight of the newest step in the averages
+STEPS_KEPT: Final = 9  # of each kind
 LONG_STEP_TOKENS: Final = 64  # a step below this is a decode step: it tells the fixed cost
 BYSTANDER_SHARE: Final = 0.5  # of a step: what a bystander may lose to a stop that is not its own
 
@@ -26,32 +28,33 @@ class Branch(Enum):
 
 
 class StepTimes:
-    """Running averages of what steps cost: a fixed part and a part by token, in ms."""
+    """What steps cost lately: a fixed part and a part by token, in ms.
 
-    __slots__ = ("base_ms", "per_token_ms")
+    Medians of the last few: the first step of a new shape may take a thousand times longer
+    (kernels are compiled), and must not decide what follows.
+    """
+
+    __slots__ = ("_base_ms", "_per_token_ms")
 
     def __init__(self) -> None:
-        self.base_ms = 0.0
-        self.per_token_ms: float | None = None  # None: nothing measured yet
+        self._base_ms: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._per_token_ms: deque[float] = deque(maxlen=STEPS_KEPT)
 
     def measured(self, tokens: int, ms: float) -> None:
         """Take in a finished step of ``tokens`` scheduled tokens."""
         if tokens < LONG_STEP_TOKENS:
-            self.base_ms = _smoothed(self.base_ms or ms, ms)
-            return
-        rate = max(0.0, ms - self.base_ms) / tokens
-        known = rate if self.per_token_ms is None else self.per_token_ms
-        self.per_token_ms = _smoothed(known, rate)
+            self._base_ms.append(ms)
+        else:
+            self._per_token_ms.append(max(0.0, ms - self._fixed_ms()) / tokens)
 
     def predicted_ms(self, tokens: int) -> float | None:
         """What a step of ``tokens`` will take; None: no long step was measured yet."""
-        if self.per_token_ms is None:
+        if not self._per_token_ms:
             return None
-        return self.base_ms + self.per_token_ms * tokens
+        return self._fixed_ms() + median(self._per_token_ms) * tokens
 
-
-def _smoothed(average: float, newest: float) -> float:
-    return average + SMOOTHING * (newest - average)
+    def _fixed_ms(self) -> float:
+        return median(self._base_ms) if self._base_ms else 0.0
 
 
 def worth_arming(predicted_ms: float | None, *, tokens: int, bound_ms: float) -> bool:

@@ -57,12 +57,11 @@ class StepControl:
         armed = (
             self.may_stop
             and long
-            and not (self.ahead and self._running)
             and fence_policy.worth_arming(predicted_ms, tokens=tokens, bound_ms=self.bound_ms)
         )
         self._serial += 1
         may_stop = self.may_stop and (armed or not self.ahead)
-        plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms)
+        plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms)
         self._running[step] = (plan, now_s)
         return plan
 

@@ -40,6 +40,7 @@ class StepPlan:
     may_stop: bool  # nothing queues behind it and nothing else depends on its end
     armed: bool  # long enough to need safe points
     predicted_ms: float | None
+    bound_ms: float  # on residual work
 
     @property
     def bystander_tokens(self) -> int:

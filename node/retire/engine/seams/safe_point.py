@@ -8,7 +8,8 @@ deployment's own connector is left alone. Upstream status: internal. Tested on 0
 
 On a GPU the host gives work to the device long before the device does it: a check on the host
 bounds what is *launched*. In an armed step the host therefore waits, at layer i, for the device to
-have reached layer i - RUN_AHEAD (an event), so that a stop costs at most RUN_AHEAD + 1 layers.
+have reached layer i - k (an event), so that a stop costs at most k + 1 layers. k is the largest
+that keeps them well within the bound: the closer the host stays, the more a short layer waits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from retire.engine.step_plan import StepPlan
 
 _UNKNOWN: Final = -1
-RUN_AHEAD: Final = 1  # layers; more costs residual work, less starves the device
+RUN_AHEAD_MAX: Final = 4  # layers
+BOUND_SHARE: Final = 0.6  # of the bound, for the layers that a stop leaves on the device
+
+
+def run_ahead(plan: StepPlan, layers: int) -> int:
+    """How many layers the host may be ahead of the device in this step."""
+    if plan.predicted_ms is None or not layers:
+        return 1
+    within = int(BOUND_SHARE * plan.bound_ms * layers / plan.predicted_ms)
+    return max(1, min(RUN_AHEAD_MAX, within - 1))
 
 
 class StepAbandoned(Exception):
@@ -55,11 +65,12 @@ class SafePoints:
 
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
         """Before a step; the first look at the mailbox is at its first safe point."""
+        ahead = run_ahead(plan, self.layers)  # of the step before: the model's
         self.layers, self._layer_name, self.branch = 0, None, None
         self._started_s = time.monotonic()
         self._changes = _UNKNOWN
         self._plan = plan if plan.may_stop else None
-        self._pace = _Pace() if on_device and plan.armed and plan.may_stop else None
+        self._pace = _Pace(ahead) if on_device and plan.armed and plan.may_stop else None
 
     def end(self) -> None:
         """The step is over, however it ended."""
@@ -97,8 +108,8 @@ class SafePoints:
             predicted_ms=plan.predicted_ms,
         )
         # Where the host is the device, and before the first layer, a stop costs nothing.
-        ahead = RUN_AHEAD + 1 if self._pace is not None and self.layers else 0
-        stop_ms = elapsed_ms / max(1, self.layers) * ahead
+        left = self._pace.ahead + 1 if self._pace is not None and self.layers else 0
+        stop_ms = elapsed_ms / max(1, self.layers) * left
         self.branch = fence_policy.choose(running, stop_ms=stop_ms)
         if self.branch is Branch.LAYER_STOP:
             raise StepAbandoned
@@ -119,11 +130,12 @@ class SafePoints:
 
 
 class _Pace:
-    """Holds the host near the device: at most RUN_AHEAD layers may be launched and not begun."""
+    """Holds the host near the device: at most ``ahead`` layers may be launched and not begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int) -> None:
         import torch
 
+        self.ahead = ahead
         self._event = torch.cuda.Event
         self._recorded: list[Any] = []
 
@@ -131,8 +143,8 @@ class _Pace:
         event = self._event()
         event.record()
         self._recorded.append(event)
-        if len(self._recorded) > RUN_AHEAD:
-            self._recorded[-1 - RUN_AHEAD].synchronize()
+        if len(self._recorded) > self.ahead:
+            self._recorded[-1 - self.ahead].synchronize()
 
 
 def install(points: SafePoints) -> None:
