@@ -206,6 +206,8 @@ def _written(raw: Any, lease: StoredLease, now: dt.datetime) -> kubernetes.V1Lea
         namespace=raw.metadata.namespace,
         labels=raw.metadata.labels,
         annotations=annotations,
+        # The uid too: a PUT on a deleted Lease would make it anew, resourceVersion or not.
+        uid=raw.metadata.uid,
         resource_version=lease.resource_version or None,
         owner_references=raw.metadata.owner_references,
         finalizers=raw.metadata.finalizers,
