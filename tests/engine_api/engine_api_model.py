@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import httpx
 from engine_api_sidecar import ScriptedSidecar
 from engine_api_world import listening, until
+from starlette.applications import Starlette
 
 from retire.engine.admission import Admission
 from retire.engine.asgi import PublicationGuard
@@ -21,6 +22,7 @@ from retire.engine.deliveries import Deliveries
 from retire.engine.headers import tag_headers
 from retire.engine.link import SidecarLink
 from retire.engine.publication import CURRENT, Publication
+from retire.engine.routes import ScopeRoutes
 from retire.engine.settings import Settings
 from retire.protocol.versions import ScopeKey
 
@@ -188,7 +190,7 @@ async def process_at(
     await link.start()
     await until(lambda: sidecar.attached == 1, 30)
     model = Model()
-    inner = Admission(model, chosen, lambda: link, lambda: False)
+    inner = Admission(_with_routes(model, chosen, link), chosen, lambda: link, lambda: False)
     guard = PublicationGuard(inner, lambda: link.publications, tag_headers(chosen))
     limits = httpx.Limits(max_connections=None)
     async with listening(guard) as port:
@@ -199,6 +201,24 @@ async def process_at(
                 run.go.set()
     await link.stop()
     await sidecar.stop()
+
+
+def _with_routes(model: Model, settings: Settings, link: SidecarLink) -> Any:
+    """Our routes before the model, as they stand before vLLM's."""
+
+    class Server:
+        authenticated = False
+
+        def __init__(self) -> None:
+            self.settings = settings
+
+        def link(self) -> SidecarLink:
+            return link
+
+    app = Starlette()
+    ScopeRoutes(Server()).attach(app)
+    app.router.default = model  # type: ignore[method-assign]
+    return app
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

@@ -144,6 +144,8 @@ class ScriptedSidecar(node_pb2_grpc.NodeServicer):
 
     async def Cancel(self, request: pb.ScopeRequest, context: Any) -> pb.TransitionReply:
         key = convert.key_from(request.key)
+        if key not in self.scopes:
+            await self._fail(context, UnknownScope(key.scope))
         await self._expect(key, convert.version_from(request.expected), context)
         scope = self.scopes[key]
         old, scope.version, scope.cancelled = scope.version, scope.version.next_epoch(), True
