@@ -34,12 +34,11 @@ RUNNERS: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_r
 def may_abandon(config: Any) -> bool:
     """Whether a ``VllmConfig`` is on the allow-list for steps that are not computed to their end.
 
-    Ranks would have to agree (a later mechanism); a connector and a drafter hold state of the step;
-    recurrent state is updated in place, so that a step cannot be run again.
+    Stages of a pipeline hold different steps at once; a connector and a drafter hold state of the
+    step; recurrent state is updated in place, so that a step cannot be run again.
     """
     return (
         config.parallel_config.pipeline_parallel_size == 1
-        and config.parallel_config.tensor_parallel_size == 1
         and config.parallel_config.data_parallel_size == 1
         and config.kv_transfer_config is None
         and config.speculative_config is None
@@ -50,7 +49,7 @@ def may_abandon(config: Any) -> bool:
 
 def install() -> None:
     """Wrap the runners' methods, once per process."""
-    points = SafePoints()
+    points = SafePoints(safe_point.tensor_parallel_ranks)
     for module in RUNNERS:
         try:
             runner: Any = importlib.import_module(module).GPUModelRunner

@@ -10,18 +10,27 @@ On a GPU the host gives work to the device long before the device does it: a che
 bounds what is *launched*. In an armed step the host therefore waits, at layer i, for the device to
 have reached layer i - k (an event), so that a stop costs at most k + 1 layers. k is the largest
 that keeps them well within the bound: the closer the host stays, the more a short layer waits.
+
+Ranks that stop at different layers deadlock in the next all-reduce. The first rank of a tensor
+parallel group decides, and writes the layer at which all of them stop to its progress line, far
+enough ahead that none can have passed it: to reach layer i + k + 2 a rank needs what the first
+gives to the all-reduces of layer i + k + 1, and so reads what that had written at layer i.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine import fence_policy
 from retire.engine.fence_policy import Branch, Running
-from retire.mailbox import GateState, MailboxView, Overlaps
+from retire.mailbox import GateState, MailboxView, Overlaps, ProgressLines
+from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STOPPED_AT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from retire.engine.step_plan import StepPlan
 
 _UNKNOWN: Final = -1
@@ -41,16 +50,28 @@ class StepAbandoned(Exception):
     """Raised at a safe point and caught in the model runner: nothing further is launched."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that must stop together."""
+
+    rank: int = 0
+    leader: int = 0
+    size: int = 1
+
+
 class SafePoints:
     """The safe points of this process's model runner; inactive between armed steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Callable[[], Ranks] = Ranks) -> None:
+        self._ranks_now = ranks
+        self._agreement: _Agreement | None = None  # None: this rank decides for itself
         self._mailbox: MailboxView | None = None
         self._overlaps: Overlaps | None = None
         self._plan: StepPlan | None = None
         self._pace: _Pace | None = None
         self._layer_name: object = None
         self._started_s = 0.0
+        self._margin = 2  # layers between a proposal and its stop
         self._changes = _UNKNOWN
         self.layers = 0  # of the step so far
         self.branch: Branch | None = None  # what was decided for the step; None: nothing was asked
@@ -61,6 +82,8 @@ class SafePoints:
         if self._mailbox is None:
             self._mailbox = MailboxView.attach()
             self._overlaps = Overlaps.attach()
+            if (ranks := self._ranks_now()).size > 1:
+                self._agreement = _Agreement(ranks, ProgressLines.attach())
         return self._mailbox
 
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
@@ -69,7 +92,11 @@ class SafePoints:
         self.layers, self._layer_name, self.branch = 0, None, None
         self._started_s = time.monotonic()
         self._changes = _UNKNOWN
+        assert self.mailbox
         self._plan = plan if plan.may_stop else None
+        self._margin = ahead + 2 if on_device else 2
+        if self._agreement is not None:
+            self._agreement.begin(plan.serial)
         self._pace = _Pace(ahead) if on_device and plan.armed and plan.may_stop else None
 
     def end(self) -> None:
@@ -88,12 +115,16 @@ class SafePoints:
 
     def look(self) -> None:
         """Raises StepAbandoned when the rest of the step is not worth computing."""
-        if self._plan is None:
+        plan = self._plan
+        if plan is None:
             return
+        if self._agreement is not None and self._agreement.reached(plan.serial, self.layers):
+            self.branch = Branch.LAYER_STOP
+            raise StepAbandoned
         changes = self.mailbox.changes()
         if changes != self._changes:
             self._changes = changes
-            self._decide(self._plan)
+            self._decide(plan)
 
     def _decide(self, plan: StepPlan) -> None:
         stale = self._stale_tokens(plan)
@@ -110,9 +141,13 @@ class SafePoints:
         # Where the host is the device, and before the first layer, a stop costs nothing.
         left = self._pace.ahead + 1 if self._pace is not None and self.layers else 0
         stop_ms = elapsed_ms / max(1, self.layers) * left
-        self.branch = fence_policy.choose(running, stop_ms=stop_ms)
-        if self.branch is Branch.LAYER_STOP:
-            raise StepAbandoned
+        branch = fence_policy.choose(running, stop_ms=stop_ms)
+        if self._agreement is None:
+            self.branch = branch
+            if branch is Branch.LAYER_STOP:
+                raise StepAbandoned
+        elif branch is Branch.LAYER_STOP:
+            self._agreement.propose(self.layers + self._margin)
 
     def _stale_tokens(self, plan: StepPlan) -> int:
         gate = self.mailbox.gate
@@ -127,6 +162,41 @@ class SafePoints:
             for one in plan.scoped
             if gate(one.slot) is GateState.STALE
         )
+
+
+class _Agreement:
+    """The layer at which every rank of a tensor parallel group stops, on the leader's line."""
+
+    def __init__(self, ranks: Ranks, lines: ProgressLines) -> None:
+        self._leads = ranks.rank == ranks.leader
+        self._own = lines.line(ranks.rank)
+        self._leader = lines.line(ranks.leader)
+
+    def begin(self, serial: int) -> None:
+        """A new step: nothing is agreed on."""
+        self._own[P_STOPPED_AT] = 0
+        self._own[P_STEP] = serial
+
+    def reached(self, serial: int, layer: int) -> bool:
+        """Whether all stop here."""
+        self._own[P_LAYER_LAUNCHED] = layer
+        stop = self._leader[P_STOPPED_AT]
+        return stop != 0 and layer == stop and self._leader[P_STEP] == serial
+
+    def propose(self, layer: int) -> None:
+        """The leader's word, once a step."""
+        if self._leads and not self._own[P_STOPPED_AT]:
+            self._own[P_STOPPED_AT] = layer
+
+
+def tensor_parallel_ranks() -> Ranks:
+    """This worker's place, from vLLM's groups; alone where there are none."""
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return Ranks()
+    group = parallel_state.get_tp_group()
+    return Ranks(group.rank, group.first_rank, group.world_size)
 
 
 class _Pace:
