@@ -57,7 +57,7 @@ class GuardSettings:
     watch_s: float = 1.0  # a light look: the nodes, the names of the tenants, the term
     full_s: float = 15.0  # every tenant's data against CR status
     takeover_s: float = 5.0  # how long another operator may take to write a registry
-    patience_s: float = 5.0  # how long a node may take to enter a registry of a new term
+    patience_s: float = 2.0  # how long a node may take to enter a registry of a new term
     settle_s: float = 2.0  # the longest publish lease of a node that cannot be asked
 
 

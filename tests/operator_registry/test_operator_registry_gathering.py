@@ -1,22 +1,18 @@
-"""What is gathered: nodes that answer, nodes that do not, and lists from a real API server."""
+"""What is gathered: nodes that answer, nodes that do not, objects that say something."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from kubernetes import client as kubernetes
-from kubernetes import config
-from operator_registry_world import OTHER, PLAN, Clock, FakeNode, cr
+from operator_registry_world import OTHER, PLAN, FakeNode, cr
 
 from retire.protocol.contract import Policy
 from retire.protocol.versions import Version
 from retire.registry.interface import ScopeRecord
 from retire.sidecar.pb import node_pb2 as pb
-from retire_operator import listing
 from retire_operator.errors import ApiUnavailable
 from retire_operator.gathering import Gatherer, view_fact
-from retire_operator.listing import NAMESPACES_S, Listing
 
 
 def node(name: str) -> FakeNode:
@@ -92,65 +88,3 @@ async def test_objects_that_say_nothing_are_left_out():
 def test_a_malformed_view_is_left_out(view: pb.ScopeView):
     """One bad answer must not stop a rebuild."""
     assert view_fact(view, node="n0") is None
-
-
-@pytest.fixture
-def objects(cluster, crd: str, namespace: str):
-    """A namespace with three ServingScopes."""
-    path = f"/apis/serving.retire.dev/v1alpha1/namespaces/{namespace}/servingscopes"
-    for name in "abc":
-        meta = {"name": name, "namespace": namespace}
-        body = {
-            "apiVersion": "serving.retire.dev/v1alpha1",
-            "kind": "ServingScope",
-            "metadata": meta,
-            "spec": {},
-        }
-        cluster.api.create(path, body)
-    return namespace
-
-
-def connect(cluster) -> kubernetes.ApiClient:
-    configuration = kubernetes.Configuration()
-    config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-    return kubernetes.ApiClient(configuration)
-
-
-@pytest.mark.parametrize("page", [1, 2, 500])
-async def test_every_object_is_listed(cluster, objects: str, page: int, monkeypatch):
-    """Of all namespaces or of those watched, however many pages it takes."""
-    monkeypatch.setattr(listing, "_PAGE", page)
-    api = connect(cluster)
-    everywhere = await Listing(api, clock=Clock()).scopes()
-    watched = await Listing(api, watched=[objects, "no-such"], clock=Clock()).scopes()
-    assert [b["metadata"]["name"] for b in watched] == ["a", "b", "c"]
-    assert {b["metadata"]["uid"] for b in watched} <= {b["metadata"]["uid"] for b in everywhere}
-    assert watched[0]["spec"]["epoch"] == 0
-
-
-async def test_annotations_of_namespaces(cluster, namespace: str):
-    """All, or those watched that exist; read again after a few seconds."""
-    clock = Clock()
-    lists = [
-        Listing(connect(cluster), clock=clock),
-        Listing(connect(cluster), watched=[namespace, "no-such"], clock=clock),
-    ]
-    for one in lists:
-        assert namespace in await one.namespaces()
-    assert set(await lists[1].namespaces()) == {namespace}
-    patch = {"metadata": {"annotations": {"x": "1"}}}
-    cluster.api.merge(f"/api/v1/namespaces/{namespace}", patch)
-    assert "x" not in (await lists[1].namespaces())[namespace]  # control: it was cached
-    clock.now_s += NAMESPACES_S
-    assert (await lists[1].namespaces())[namespace]["x"] == "1"
-
-
-async def test_no_api_server_is_unavailable():
-    """An error that is tried again, naming what was read."""
-    dead = kubernetes.Configuration(host="http://127.0.0.1:9")
-    dead.retries = False
-    api = kubernetes.ApiClient(dead)
-    with pytest.raises(ApiUnavailable, match="list servingscopes"):
-        await Listing(api, clock=Clock()).scopes()
-    with pytest.raises(ApiUnavailable, match="list namespaces"):
-        await Listing(api, clock=Clock()).namespaces()
