@@ -1,0 +1,124 @@
+"""Runs one container: a process with namespaces (mount, PID, UTS) and a root of its own.
+
+Started by the harness as ``python -S -m e2e.node.enter``; needs CAP_SYS_ADMIN and overlayfs. The
+root is an overlay over the host's, thrown away with the container, so that the container sees the
+host's software and can harm none of it. ``run SPEC`` starts it: the process is PID 1 as in a real
+container, standard output tells ``pid N``, standard input takes ``signal N``, and its end kills the
+container: nothing survives the harness. ``exec PID SPEC`` runs a command inside. Must never import
+anything but the standard library and ``e2e.node.mounts``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any, Final, NoReturn
+
+from e2e.node import mounts
+
+_NEW_NAMESPACES: Final = 0x00020000 | 0x20000000 | 0x04000000  # mount, PID, UTS
+_PR_SET_NO_NEW_PRIVS: Final = 38
+SETUP_FAILED: Final = 125  # as docker's: the container could not be created
+NOT_FOUND: Final = 127
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def main(argv: list[str]) -> int:
+    """``run SPEC`` or ``exec PID SPEC``; the exit status is the command's, 128 + n for a signal."""
+    spec = json.loads(argv[-1])
+    if argv[0] == "exec":
+        return execute(int(argv[1]), spec)
+    return run(spec)
+
+
+def run(spec: dict[str, Any]) -> int:
+    """The container's life, seen from outside."""
+    _call(_LIBC.unshare, _NEW_NAMESPACES)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        _become(spec, tell)
+    os.close(tell)
+    with os.fdopen(told) as pipe:
+        error = pipe.read()  # ends at exec
+    if error:
+        os.waitpid(child, 0)
+        print(f"error {error}", flush=True)
+        return SETUP_FAILED
+    print(f"pid {child}", flush=True)
+    return _serve(child)
+
+
+def _serve(child: int) -> int:
+    """Pass signals on until the child ends; end it when the harness goes away."""
+    ended = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([ended, 0], [], [])
+        if ended in ready:
+            return _status(os.waitpid(child, 0)[1])
+        lines = os.read(0, 4096).decode().splitlines()
+        for line in lines or ["signal 9"]:
+            os.kill(child, int(line.split()[1]))
+        if not lines:
+            return _status(os.waitpid(child, 0)[1])
+
+
+def _become(spec: dict[str, Any], tell: int) -> NoReturn:
+    """Inside: root file system, host name, user, then the command."""
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        _call(_LIBC.sethostname, spec["hostname"].encode(), len(spec["hostname"]))
+        mounts.enter_root(spec)
+        null = os.open("/dev/null", os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        _command(spec)
+    except OSError as error:
+        os.write(tell, f"{error.strerror or error}: {error.filename or spec['argv'][0]}".encode())
+    os._exit(SETUP_FAILED)
+
+
+def _command(spec: dict[str, Any]) -> NoReturn:
+    """Become the user and the command."""
+    os.chdir(spec["workdir"])
+    os.setgroups(spec["groups"])
+    os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+    os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+    if spec["no_new_privileges"]:
+        _call(_LIBC.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+
+
+def execute(pid: int, spec: dict[str, Any]) -> int:
+    """A command beside PID ``pid`` of the host, with its files, users and processes."""
+    target = os.pidfd_open(pid)
+    _call(_LIBC.setns, target, _NEW_NAMESPACES)
+    child = os.fork()  # the PID namespace holds for children only
+    if child == 0:
+        try:
+            _command(spec)
+        except OSError as error:
+            print(f"{error.strerror}: {error.filename or spec['argv'][0]}", file=sys.stderr)
+        os._exit(NOT_FOUND)
+    return _status(os.waitpid(child, 0)[1])
+
+
+def _status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), function.__name__)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
