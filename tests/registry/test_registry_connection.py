@@ -164,7 +164,7 @@ def test_every_script_is_packaged_and_documented():
         for path in (resources.files("retire.registry") / "scripts").iterdir()
         if path.name.endswith(".lua")
     }
-    assert len(names) == 21
+    assert len(names) == 22
     for name in names - {"prelude"}:
         loaded = script(name)
         own = (resources.files("retire.registry") / "scripts" / f"{name}.lua").read_text("utf-8")
