@@ -1,4 +1,4 @@
-"""Validates objects against the OpenAPI schemas of a Kubernetes version; an unknown field is an error.
+"""Validates objects against the OpenAPI schemas of a Kubernetes version; unknown fields are errors.
 
 Files come from scripts/chart-schemas. Knows nothing of the chart.
 """

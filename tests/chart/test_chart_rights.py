@@ -118,7 +118,11 @@ def test_a_release_of_nodes_only_has_no_operators_rights(variant):
 
 def test_switches_take_rights_away():
     """contextFrom...=false: neither ConfigMaps nor Secrets are read."""
-    options = ["model=m", "operator.contextFromSecrets=false", "operator.contextFromConfigMaps=false"]
+    options = [
+        "model=m",
+        "operator.contextFromSecrets=false",
+        "operator.contextFromConfigMaps=false",
+    ]
     rendered = template(*(word for one in options for word in ("--set", one)))
     found = rights(rendered.one("ClusterRole", "retire-serving-operator-scopes"))
     assert not {resource for _, resource, _, _ in found} & {"secrets", "configmaps"}

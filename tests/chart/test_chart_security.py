@@ -95,7 +95,7 @@ def test_keys_are_held_by_their_owners_only(name: str, variant):
 
 @pytest.mark.parametrize("name", WITH_NETWORK)
 def test_every_pod_is_under_a_policy_of_its_own(name: str, variant):
-    """The default denial takes every pod, in both directions; another policy opens what it needs."""
+    """The default denial takes every pod, in both directions; another one opens its needs."""
     policies = variant(name).of("NetworkPolicy")
     for pod, one in variant(name).pods():
         labels = one["metadata"]["labels"]
