@@ -22,7 +22,8 @@ RUN /opt/uv/bin/uv sync --frozen --no-dev --package retire-operator --no-install
  && rm -r .venv/lib/python3*/site-packages/kubernetes/aio
 COPY node/retire node/retire
 COPY operator/retire_operator operator/retire_operator
-RUN /opt/uv/bin/uv sync --frozen --no-dev --package retire-operator --no-editable
+RUN /opt/uv/bin/uv sync --frozen --no-dev --package retire-operator --no-editable \
+ && rm -f .venv/.lock
 
 FROM ${PYTHON_IMAGE} AS operator
 ARG VERSION=0.1.0
