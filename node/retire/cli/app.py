@@ -15,7 +15,7 @@ from retire.cli.pause import pause, resume
 from retire.cli.serve import serve
 from retire.cli.status import status
 from retire.cli.supersede import supersede
-from retire.protocol.errors import InvalidField, RetireError
+from retire.protocol.errors import Forbidden, InvalidField, RetireError, Unauthenticated
 
 EXTRA_ARGS = {"allow_extra_args": True, "ignore_unknown_options": False}
 
@@ -31,12 +31,23 @@ for command in (status, supersede, cancel, pause, resume, demo):
     app.command()(command)
 
 
+def _said(error: RetireError) -> str:
+    """The error, and what of the command line mends it."""
+    match error:
+        case Unauthenticated():
+            return f"not authenticated (401): {error}; set --token or RETIRE_TOKEN"
+        case Forbidden():
+            return f"not allowed (403): {error}"
+        case _:
+            return str(error)
+
+
 def run() -> None:
     """Parse the command line, run the command, map its errors."""
     try:
         app()
     except RetireError as error:
-        print(f"retire: {error}", file=sys.stderr)
+        print(f"retire: {_said(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidField) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,6 +12,7 @@ from retire.cli.options import (
     IdempotencyKey,
     ScopeName,
     Tenant,
+    Token,
     Url,
     client_of,
     expected_of,
@@ -23,6 +24,7 @@ def cancel(
     expected: Expected,
     url: Url = URL_DEFAULT,
     tenant: Tenant = None,
+    token: Token = None,
     api_key: ApiKey = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
@@ -30,7 +32,7 @@ def cancel(
     """Cancel SCOPE. Terminal: it has no successor."""
     from retire.cli.receipts import show
 
-    with client_of(url, tenant, api_key) as client:
+    with client_of(url, tenant, token, api_key) as client:
         done = client.scope(scope).cancel(
             expected_version=expected_of(expected), idempotency_key=idempotency_key
         )

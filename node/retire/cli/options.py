@@ -15,8 +15,11 @@ Url = Annotated[str, typer.Option(envvar="RETIRE_URL", help="Where `retire serve
 Tenant = Annotated[
     str | None, typer.Option(envvar="RETIRE_TENANT", help="Where authentication is off.")
 ]
+Token = Annotated[
+    str | None, typer.Option(envvar="RETIRE_TOKEN", help="Bearer token; it names the tenant.")
+]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="RETIRE_API_KEY", help="Bearer token.", show_envvar=True)
+    str | None, typer.Option(envvar="RETIRE_API_KEY", help="vLLM's own key (its --api-key).")
 ]
 ScopeName = Annotated[str, typer.Argument(metavar="SCOPE", help="Name of the scope.")]
 Expected = Annotated[
@@ -31,11 +34,11 @@ IdempotencyKey = Annotated[
 URL_DEFAULT = "http://127.0.0.1:8000"
 
 
-def client_of(url: str, tenant: str | None, api_key: str | None) -> Retire:
+def client_of(url: str, tenant: str | None, token: str | None, api_key: str | None) -> Retire:
     """The client for the shared options."""
     from retire.client import Retire
 
-    return Retire(url, tenant=tenant, api_key=api_key)
+    return Retire(url, tenant=tenant, token=token, api_key=api_key)
 
 
 def expected_of(text: str) -> Version:

@@ -9,6 +9,7 @@ from retire.cli.options import (
     IdempotencyKey,
     ScopeName,
     Tenant,
+    Token,
     Url,
     client_of,
     expected_of,
@@ -20,11 +21,12 @@ def pause(
     expected: Expected,
     url: Url = URL_DEFAULT,
     tenant: Tenant = None,
+    token: Token = None,
     api_key: ApiKey = None,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
     """Stop SCOPE's work for now; its version stays current."""
-    with client_of(url, tenant, api_key) as client:
+    with client_of(url, tenant, token, api_key) as client:
         done = client.scope(scope).pause(
             expected_version=expected_of(expected), idempotency_key=idempotency_key
         )
@@ -36,11 +38,12 @@ def resume(
     expected: Expected,
     url: Url = URL_DEFAULT,
     tenant: Tenant = None,
+    token: Token = None,
     api_key: ApiKey = None,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
     """Let SCOPE's paused work go on."""
-    with client_of(url, tenant, api_key) as client:
+    with client_of(url, tenant, token, api_key) as client:
         done = client.scope(scope).resume(
             expected_version=expected_of(expected), idempotency_key=idempotency_key
         )

@@ -39,6 +39,14 @@ def serve(
     registry: Annotated[
         str | None, typer.Option(help="URL of a Valkey or Redis; default: an embedded one.")
     ] = None,
+    auth: Annotated[
+        str,
+        typer.Option(envvar="RETIRE_AUTH", help="Who names the tenant: none, static, tokenreview."),
+    ] = "none",
+    tokens_file: Annotated[
+        Path | None,
+        typer.Option(envvar="RETIRE_TOKENS_FILE", help="Tokens by SHA-256, for --auth static."),
+    ] = None,
 ) -> None:
     """Serve MODEL with versioned execution. Arguments after -- go to vLLM."""
     from retire.cli.stack import ports
@@ -56,6 +64,8 @@ def serve(
         log_format=log_format,
         tenant_quota=tenant_quota,
         registry_url=registry,
+        auth=auth,
+        tokens_file=tokens_file,
         engine_args=tuple(ctx.args),
     )
     log = JsonSink() if log_format == "json" else PlainSink()

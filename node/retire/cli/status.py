@@ -12,6 +12,7 @@ from retire.cli.options import (
     ApiKey,
     AsJson,
     Tenant,
+    Token,
     Url,
     client_of,
 )
@@ -26,11 +27,12 @@ def status(
     scope: Annotated[str | None, typer.Argument(metavar="[SCOPE]", help="Only this one.")] = None,
     url: Url = URL_DEFAULT,
     tenant: Tenant = None,
+    token: Token = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Show scopes: version, phase, requests, pins."""
-    with client_of(url, tenant, api_key) as client:
+    with client_of(url, tenant, token, api_key) as client:
         found = client.scopes() if scope is None else (client.scope(scope).get(),)
     if as_json:
         print(json.dumps({"scopes": [dict(info.raw) for info in found]}))

@@ -17,6 +17,7 @@ from retire.cli.options import (
     IdempotencyKey,
     ScopeName,
     Tenant,
+    Token,
     Url,
     client_of,
     expected_of,
@@ -36,12 +37,13 @@ def supersede(
     ] = None,
     url: Url = URL_DEFAULT,
     tenant: Tenant = None,
+    token: Token = None,
     api_key: ApiKey = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Make SCOPE's current version unpublishable and start its successor."""
-    with client_of(url, tenant, api_key) as client:
+    with client_of(url, tenant, token, api_key) as client:
         successor = client.scope(scope).supersede(
             request=None if request is None else _read(request),
             expected_version=expected_of(expected),

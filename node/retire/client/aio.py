@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from retire.client.views import Chunk, Reply, ScopeInfo, Transition
-    from retire.protocol.contract import Receipt
+    from retire.protocol.contract import Policy, Receipt
     from retire.protocol.versions import Version
 
 T = TypeVar("T")
@@ -37,19 +37,30 @@ class AsyncRetire:
         url: str,
         *,
         tenant: str | None = None,
+        token: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 600.0,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """``url`` with or without ``/v1``; ``timeout_s``: the longest silence."""
-        self._http = httpx.AsyncClient(**transport.options(url, api_key, timeout_s))
+        """``url`` with or without ``/v1``; ``timeout_s``: the longest silence.
+
+        ``token`` names the tenant (default: ``$RETIRE_TOKEN``); ``api_key`` is vLLM's own.
+        """
+        self._http = httpx.AsyncClient(**transport.options(url, token, api_key, timeout_s))
         self._tenant = tenant
         self._retries = retries or RetryPolicy()
         self._floors: dict[calls.Address, VersionFloor] = {}
 
-    def scope(self, name: str, *, tenant: str | None = None) -> AsyncScope:
-        """The work replaced together. Nothing is sent; handles of one scope share its version."""
-        address = calls.Address(name, tenant if tenant is not None else self._tenant)
+    def scope(
+        self, name: str, *, tenant: str | None = None, on_new_input: Policy | None = None
+    ) -> AsyncScope:
+        """The work replaced together. Nothing is sent; handles of one scope share its version.
+
+        ``on_new_input``: what becomes of this handle's chats and completions while others of the
+        scope run, unless the scope has a policy of its own.
+        """
+        owner = tenant if tenant is not None else self._tenant
+        address = calls.Address(name, owner, on_new_input)
         floor = self._floors.setdefault(address, VersionFloor())
         return AsyncScope(self, address, floor)
 

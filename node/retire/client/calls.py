@@ -16,12 +16,15 @@ from retire.protocol.versions import ScopeKey
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from retire.protocol.contract import Contract
+    from retire.protocol.contract import Contract, Policy
     from retire.protocol.versions import Version
 
 HEADER_SCOPE: Final = "x-retire-scope"
 HEADER_VERSION: Final = "x-retire-version"
 HEADER_TENANT: Final = "x-retire-tenant"
+HEADER_TOKEN: Final = "x-retire-token"
+HEADER_AUTHORIZATION: Final = "authorization"
+HEADER_ON_NEW_INPUT: Final = "x-retire-on-new-input"
 HEADER_IDEMPOTENCY: Final = "idempotency-key"
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"
@@ -47,15 +50,18 @@ class Address:
 
     scope: str
     tenant: str | None
+    on_new_input: Policy | None = field(default=None, compare=False)  # of new inputs sent to it
 
     def __post_init__(self) -> None:
         ScopeKey(self.tenant if self.tenant is not None else "default", self.scope)
 
     def headers(self, version: Version | None = None) -> dict[str, str]:
-        """The tag of an OpenAI call. Without ``version``: whatever is current."""
+        """The tag of an OpenAI call. Without ``version``: whatever is current, as a new input."""
         headers = {HEADER_SCOPE: self.scope}
         if version is not None:
             headers[HEADER_VERSION] = str(version)
+        elif self.on_new_input is not None:
+            headers[HEADER_ON_NEW_INPUT] = self.on_new_input.value
         return headers | tenant_headers(self.tenant)
 
     def path(self, action: str = "") -> str:

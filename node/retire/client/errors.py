@@ -95,6 +95,8 @@ def error_of(
     if kind is None:
         kind = errors.Unavailable if status == errors.Unavailable.http_status else None
     message = str(wire.get("message") or f"no message; body {str(body)[:200]!r}")
+    if kind is None and status == errors.Unauthenticated.http_status:  # vLLM's own answer
+        return errors.Unauthenticated(f"{message}: the server wants its own API key; pass api_key")
     if kind is None:
         # In a stream the status line was 200 long ago: the engine's own error names its status.
         return RequestRejected(code if isinstance(code, int) else status, message, body)

@@ -32,7 +32,10 @@ class StreamReader:
     """One stream. ``feed`` bytes, ``take`` chunks, ``end`` when the connection is over."""
 
     def __init__(self, floor: VersionFloor, version: Version | None) -> None:
-        """``version`` is the response header's, for servers that put it there only."""
+        """``version`` is the response header's. It raises the floor: an input that interrupted is
+        answered only when nothing older can be published."""
+        if version is not None:
+            floor.raise_to(version)
         self._decoder = SseDecoder()
         self._floor = floor
         self._version = version

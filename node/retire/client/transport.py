@@ -5,11 +5,12 @@ Owns the translation of httpx exceptions; httpx is imported here and in the two 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from retire.client.calls import HEADER_VERSION
+from retire.client.calls import HEADER_AUTHORIZATION, HEADER_TOKEN, HEADER_VERSION
 from retire.client.errors import StreamCorrupt, Unreachable, error_of
 from retire.client.reading import object_of
 from retire.protocol.errors import InvalidField
@@ -24,16 +25,31 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 
 
-def options(url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
-    """Arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
+TOKEN_ENV: Final = "RETIRE_TOKEN"
+
+
+def options(url: str, token: str | None, api_key: str | None, timeout_s: float) -> dict[str, Any]:
+    """Arguments of ``httpx.Client`` and ``AsyncClient``. ``token`` None: ``$RETIRE_TOKEN``."""
     if not url.startswith(("http://", "https://")):
         raise InvalidField("url", url, "an http:// or https:// address")
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    token = os.environ.get(TOKEN_ENV) if token is None else token
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
-        "headers": headers,
+        "headers": credentials(token or None, api_key),
         "timeout": httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
     }
+
+
+def credentials(token: str | None, api_key: str | None) -> dict[str, str]:
+    """The headers that say who calls. vLLM looks for its own key in Authorization, so the token
+    has another header where both are sent. InvalidField never repeats a value."""
+    for name, value in (("token", token), ("api_key", api_key)):
+        if value is not None and not (value.isascii() and value.isprintable()):
+            raise InvalidField(name, "...", "printable ASCII, without a line end")
+    if api_key is None:
+        return {} if token is None else {HEADER_AUTHORIZATION: f"Bearer {token}"}
+    own = {} if token is None else {HEADER_TOKEN: token}
+    return {HEADER_AUTHORIZATION: f"Bearer {api_key}"} | own
 
 
 def request_of(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:

@@ -16,6 +16,7 @@ from retire.protocol.errors import InvalidField
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from retire.cli.stack.device import EngineDefaults
     from retire.cli.stack.layout import Layout
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SCHEDULER: Final = "retire.engine.seams.scheduler.RetireScheduler"
 PLUGINS: Final = "retire,retire_api"
 OURS: Final = ("--model", "--host", "--port", "--scheduler-cls", "--uds")
+AUTH: Final = ("none", "static", "tokenreview")
 SIDECAR_READY_S: Final = 20.0  # it retries until the registry answers
 ENGINE_READY_S: Final = 1800.0  # a large model's weights may come from a network disk
 
@@ -37,6 +39,8 @@ class StackOptions:
     log_format: str  # plain | json
     tenant_quota: int | None  # pinned blocks a tenant may hold; None: unlimited
     registry_url: str | None  # None: an embedded Valkey
+    auth: str = "none"  # none | static | tokenreview: how a bearer token becomes a tenant
+    tokens_file: Path | None = None  # digests of tokens, for static
     engine_args: tuple[str, ...] = ()
     engine_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,6 +50,12 @@ class StackOptions:
                 raise InvalidField(f"-- {option}", option, "left to retire serve's own options")
         if self.tenant_quota is not None and self.tenant_quota < 0:
             raise InvalidField("--tenant-quota", self.tenant_quota, "blocks, 0 or more")
+        if self.auth not in AUTH:
+            raise InvalidField("--auth", self.auth, f"one of {', '.join(AUTH)}")
+        if (self.auth == "static") != (self.tokens_file is not None):
+            raise InvalidField("--tokens-file", self.tokens_file, "a file with --auth static alone")
+        if self.tokens_file is not None and not self.tokens_file.is_file():
+            raise InvalidField("--tokens-file", str(self.tokens_file), "a file of tokens as JSON")
 
     @property
     def url(self) -> str:
@@ -83,6 +93,8 @@ def sidecar(options: StackOptions, layout: Layout) -> ChildSpec:
         "RETIRE_MAILBOX": str(layout.mailbox),
         "RETIRE_TERM_FILE": str(layout.term_file),
         "RETIRE_LOG_FORMAT": options.log_format,
+        "RETIRE_AUTH": options.auth,
+        "RETIRE_TOKENS_FILE": str(options.tokens_file.absolute()) if options.tokens_file else "",
     }
     if options.tenant_quota is not None:
         env["RETIRE_PIN_QUOTA_BLOCKS"] = str(options.tenant_quota)
@@ -111,6 +123,7 @@ def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> C
         "VLLM_NO_USAGE_STATS": "1",
         "RETIRE_MAILBOX": str(layout.mailbox),
         "RETIRE_SIDECAR": f"unix:{layout.sidecar_socket}",
+        "RETIRE_AUTH": options.auth,
     }
     return ChildSpec(
         name="engine",
