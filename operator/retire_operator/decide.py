@@ -9,58 +9,23 @@ Must never do IO, read a clock or draw a random number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
+from typing import Final
 
-from retire.protocol.versions import Version
 from retire_operator import actions as do
 from retire_operator.conditions import State
 from retire_operator.facts import Context, Facts, Record, Unknown
 from retire_operator.receipts import REVISION
-
-# A blocked object looks again this often. What mends it is mostly seen at once (pods, parents,
-# other ServingScopes); ConfigMaps, Secrets and annotations of a namespace are not watched.
-RETRY_S: Final = 3.0
-
-
-class Phase(Enum):
-    """``status.phase``."""
-
-    PENDING = "Pending"
-    ACTIVE = "Active"
-    RETIRING = "Retiring"
-    PAUSED = "Paused"
-    CANCELLED = "Cancelled"
-    BLOCKED = "Blocked"
-    DEGRADED = "Degraded"
-    DELETING = "Deleting"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a rule found: the phase, the Ready condition, and what to do next."""
-
-    phase: Phase
-    state: State
-    reason: str
-    message: str = ""
-    actions: tuple[do.Action, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do, and the status that is true before it is done."""
-
-    actions: tuple[do.Action, ...]
-    status: dict[str, Any]
-    verdict: Verdict
-
-    @property
-    def settled(self) -> bool:
-        """Nothing is left to do."""
-        return all(isinstance(action, do.Requeue) for action in self.actions)
-
+from retire_operator.verdicts import (
+    RETRY_S,
+    Phase,
+    Verdict,
+    blocked,
+    cannot_move,
+    idempotency_key,
+    moving,
+    no_node,
+    suspicion,
+)
 
 Rule = Callable[[Facts, float], Verdict | None]
 
@@ -74,17 +39,6 @@ def judge(facts: Facts, now_s: float) -> Verdict:
     return _current(facts)
 
 
-def idempotency_key(facts: Facts, kind: str, what: object) -> str:
-    """``cr/<uid>/<kind>/<epoch or generation>``."""
-    return f"cr/{facts.desired.uid}/{kind}/{what}"
-
-
-def _blocked(reason: str, message: str, *more: do.Action) -> Verdict:
-    return Verdict(
-        Phase.BLOCKED, State.FALSE, reason, message, actions=(*more, do.Requeue(RETRY_S))
-    )
-
-
 def _deleting(facts: Facts, now_s: float) -> Verdict | None:
     """A deleted object ends its scope, within a bound, and only what it owned."""
     desired, record = facts.desired, facts.record
@@ -96,12 +50,12 @@ def _deleting(facts: Facts, now_s: float) -> Verdict | None:
         return _gone("Deleting", "the scope was never this object's", (do.RemoveFinalizer(),))
     if facts.registry.synced and _is_over(facts):
         return _gone("Deleting", "the scope has ended", (do.RemoveFinalizer(),))
-    why = _cannot_move(facts) or (facts.failure.message if facts.failure else "")
+    why = cannot_move(facts) or (facts.failure.message if facts.failure else "")
     if now_s - desired.deleted_at_s >= facts.finalizer_timeout_s:
         warning = f"deleted without ending scope {desired.key}: {why or 'no time left'}"
         return _gone("DeletedUnfinished", warning, (do.RemoveFinalizer(warning),))
-    if _cannot_move(facts) or not isinstance(record, Record):
-        wait = (*_suspicion(facts), do.Requeue(1.0))
+    if cannot_move(facts) or not isinstance(record, Record):
+        wait = (*suspicion(facts), do.Requeue(1.0))
         return _gone("WaitingToCancel", why or facts.registry.message, wait)
     return _gone("Cancelling", "the scope is being cancelled", (_cancel(facts, record),))
 
@@ -132,13 +86,13 @@ def _not_ours(facts: Facts, now_s: float) -> Verdict | None:
     del now_s
     desired = facts.desired
     if facts.taken_by:
-        return _blocked(
+        return blocked(
             "NameTaken",
             f"scope {desired.key} belongs to the older ServingScope {facts.taken_by}; "
             "choose another metadata.name or spec.tenant",
         )
     if not facts.tenant_allowed:
-        return _blocked(
+        return blocked(
             "TenantNotAllowed",
             f"spec.tenant {desired.key.tenant!r} is not a tenant of namespace "
             f"{desired.ref.namespace!r}; name it in the namespace's annotation "
@@ -161,29 +115,16 @@ def _registry(facts: Facts, now_s: float) -> Verdict | None:
             facts.unreadable_why or "the registry does not answer",
             actions=(do.Requeue(RETRY_S),),
         )
-    suspicion = _suspicion(facts)
-    if suspicion:
+    suspicions = suspicion(facts)
+    if suspicions:
         return Verdict(
             Phase.DEGRADED,
             State.FALSE,
             "RegistryBehind",
-            suspicion[0].why,
-            actions=(*suspicion, do.Requeue(1.0)),
+            suspicions[0].why,
+            actions=(*suspicions, do.Requeue(1.0)),
         )
     return None
-
-
-def _suspicion(facts: Facts) -> tuple[do.TellGuard, ...]:
-    """What was acknowledged must be in the registry."""
-    known, record = facts.seen.version, facts.record
-    if known is None or record is Unknown.UNREADABLE:
-        return ()
-    if isinstance(record, Record) and record.version >= known:
-        return ()
-    held = f"at {record.version}" if isinstance(record, Record) else "unknown to it"
-    return (
-        do.TellGuard(f"the status says {known}, but in the registry {facts.desired.key} is {held}"),
-    )
 
 
 def _unregistered(facts: Facts, now_s: float) -> Verdict | None:
@@ -192,9 +133,9 @@ def _unregistered(facts: Facts, now_s: float) -> Verdict | None:
     desired = facts.desired
     if isinstance(facts.record, Record):
         return None
-    blocked = _parent(facts)
-    if blocked is not None:
-        return blocked
+    orphaned = _parent(facts)
+    if orphaned is not None:
+        return orphaned
     register = do.Register(facts.registry.term, desired.epoch, desired.policy, desired.parent)
     return Verdict(
         Phase.PENDING, State.FALSE, "Registering", "opening the scope", actions=(register,)
@@ -206,22 +147,22 @@ def _parent(facts: Facts) -> Verdict | None:
     if name is None:
         return None
     if parent is None:
-        return _blocked(
+        return blocked(
             "ParentMissing",
             f"spec.parentRef: no ServingScope {name!r} in namespace {desired.ref.namespace!r}",
         )
     if parent.tenant != desired.key.tenant:
-        return _blocked(
+        return blocked(
             "ParentOfAnotherTenant",
             f"spec.parentRef: {name!r} belongs to tenant {parent.tenant!r}, "
             f"this scope to {desired.key.tenant!r}",
         )
     if parent.cancelled:
-        return _blocked(
+        return blocked(
             "ParentCancelled", f"spec.parentRef: {name!r} was cancelled; nothing starts below it"
         )
     if not parent.registered:
-        return _blocked("ParentNotRegistered", f"spec.parentRef: {name!r} is not open yet")
+        return blocked("ParentNotRegistered", f"spec.parentRef: {name!r} is not open yet")
     return None
 
 
@@ -236,7 +177,7 @@ def _ended(facts: Facts, now_s: float) -> Verdict | None:
         return Verdict(Phase.CANCELLED, State.FALSE, reason, message)
     if not desired.cancelled:
         return None
-    return _moving(facts, "Cancelling", _cancel(facts, record))
+    return moving(facts, "Cancelling", _cancel(facts, record))
 
 
 def _cancel(facts: Facts, record: Record) -> do.Cancel:
@@ -253,7 +194,7 @@ def _behind(facts: Facts, now_s: float) -> Verdict | None:
         return None
     key = idempotency_key(facts, "supersede", record.version.epoch + 1)
     action = do.Supersede(record.version, key, desired.contract)
-    return _moving(facts, "Superseding", action)
+    return moving(facts, "Superseding", action)
 
 
 def _configuring(facts: Facts, now_s: float) -> Verdict | None:
@@ -263,8 +204,8 @@ def _configuring(facts: Facts, now_s: float) -> Verdict | None:
     orphan = desired.parent is not None and record.parent is None and facts.failure is None
     if record.policy is desired.policy and not orphan:
         return None
-    if orphan and (blocked := _parent(facts)) is not None:
-        return blocked
+    if orphan and (refused := _parent(facts)) is not None:
+        return refused
     parent = desired.parent if orphan else None
     action = do.Configure(facts.registry.term, desired.policy, parent)
     return Verdict(
@@ -286,37 +227,12 @@ def _holding(facts: Facts, now_s: float) -> Verdict | None:
     kind = "pause" if desired.paused else "resume"
     key = idempotency_key(facts, kind, desired.generation)
     call = do.Pause if desired.paused else do.Resume
-    return _moving(facts, "Pausing" if desired.paused else "Resuming", call(record.version, key))
+    return moving(facts, "Pausing" if desired.paused else "Resuming", call(record.version, key))
 
 
 def _pause_is_ours(facts: Facts) -> bool:
     last = next((line for line in facts.lines if line.kind == "pause"), None)
     return last is not None and last.by == REVISION
-
-
-def _moving(facts: Facts, reason: str, action: do.Action) -> Verdict:
-    """A transition goes through a sidecar; without one it waits."""
-    stopped = _cannot_move(facts)
-    if stopped:
-        return _no_node(facts, phase=Phase.BLOCKED)
-    message = f"at {_version(facts)}"
-    if facts.failure is not None:
-        reason, message = facts.failure.reason, facts.failure.message
-    return Verdict(Phase.RETIRING, State.FALSE, reason, message, actions=(action,))
-
-
-def _cannot_move(facts: Facts) -> str:
-    if facts.nodes:
-        return ""
-    pool = facts.desired.pool
-    if not facts.pool_exists:
-        return f"spec.poolRef: no pod carries the label serving.retire.dev/pool={pool}"
-    return f"no node of pool {pool!r} is ready"
-
-
-def _no_node(facts: Facts, *, phase: Phase) -> Verdict:
-    reason = "NoReadyNode" if facts.pool_exists else "UnknownPool"
-    return Verdict(phase, State.FALSE, reason, _cannot_move(facts), actions=(do.Requeue(RETRY_S),))
 
 
 def _warming(facts: Facts, now_s: float) -> Verdict | None:
@@ -339,7 +255,7 @@ def _current(facts: Facts) -> Verdict:
     desired, record = facts.desired, facts.record
     assert isinstance(record, Record)
     if not facts.nodes:
-        return _no_node(facts, phase=Phase.DEGRADED)
+        return no_node(facts, phase=Phase.DEGRADED)
     message = f"at {record.version}"
     if record.version.epoch > desired.epoch:
         message += (
@@ -367,11 +283,6 @@ def _degraded(facts: Facts) -> bool:
     return (
         refused or facts.failure is not None or bool(context and not isinstance(context, Context))
     )
-
-
-def _version(facts: Facts) -> Version:
-    assert isinstance(facts.record, Record)
-    return facts.record.version
 
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -20,8 +20,8 @@ from retire_operator.receipts import Line, rfc3339
 from retire_operator.resource import API_VERSION, GROUP, KIND
 
 if TYPE_CHECKING:
-    from retire_operator.decide import Verdict
     from retire_operator.resource import Desired
+    from retire_operator.verdicts import Verdict
 
 _log = logging.getLogger("retire.operator")
 COMPONENT: Final = "retire-operator"

@@ -7,8 +7,9 @@ two operators do not disturb each other. Must never touch the registry or a node
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import kopf
@@ -55,12 +56,20 @@ def settings_of(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = _SERVER_TIMEOUT_S
     settings.watching.client_timeout = _CLIENT_TIMEOUT_S
     settings.networking.request_timeout = 30.0
+    settings.networking.error_backoffs = Forever()  # an API server that is away must not end us
     settings.persistence.finalizer = f"{PREFIX}/unused"  # ours is set and removed by the reconcile
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=PREFIX)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(
         prefix=PREFIX, key="unused"
     )
     settings.process.ultimate_exiting_timeout = 30.0
+
+
+class Forever:
+    """How long to wait before each attempt; there is no last one."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.2, 0.5, 1.0, 2.0), itertools.repeat(3.0))
 
 
 def quiet_logs(level: int = logging.WARNING) -> None:

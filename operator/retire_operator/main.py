@@ -205,8 +205,22 @@ class Operator:
         while True:
             await asyncio.sleep(self._settings.resync_s)
             self._resynced_s = time.monotonic()
+            try:
+                await self._list_again()
+            except RetireError as error:
+                _log.warning("resync without a list", extra=fields(why=error))
             for ref in self.store:
                 self.queue.add(ref)
+
+    async def _list_again(self) -> None:
+        """What a watch may have lost, deletions too. An object made meanwhile is listed or seen."""
+        known = set(self.store)
+        bodies = await self._bodies()
+        for body in bodies:
+            self._on_event(None, body)
+        for ref in known - {ref_of(body) for body in bodies}:
+            if (gone := self.store.body(ref)) is not None:
+                self._on_event("DELETED", gone)
 
     async def _watch(self, stopping: asyncio.Event) -> None:
         while not await self._served():

@@ -68,7 +68,7 @@ class SidecarPool:
         self._on_change = on_change
         self._timeout_s = call_timeout_s
         self._handles: dict[str, NodeHandle] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._lingering: dict[asyncio.Task[None], Node] = {}  # replaced, not closed yet
 
     def __iter__(self) -> Iterator[NodeHandle]:
         """Every running node, ready or not."""
@@ -152,11 +152,12 @@ class SidecarPool:
                 handle.following.cancel()
         tasks = [h.following for h in self._handles.values() if h.following is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
-        for task in self._closing:
+        lingering = dict(self._lingering)
+        for task in lingering:
             task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        for handle in self._handles.values():
-            await handle.client.close()
+        await asyncio.gather(*lingering, return_exceptions=True)
+        for client in (*lingering.values(), *(h.client for h in self._handles.values())):
+            await client.close()
         self._handles.clear()
 
     def _open(self, pod: Pod) -> NodeHandle:
@@ -178,14 +179,12 @@ class SidecarPool:
 
     def _close_later(self, client: Node) -> None:
         async def close() -> None:
-            try:
-                await asyncio.sleep(_LINGER_S)
-            finally:
-                await client.close()
+            await asyncio.sleep(_LINGER_S)
+            await client.close()
 
         task = asyncio.create_task(close(), name="close a channel")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._lingering[task] = client
+        task.add_done_callback(lambda done: self._lingering.pop(done, None))
 
     async def _follow(self, handle: NodeHandle) -> None:
         """The node's transitions, from where the last stream ended; every loss lists again."""
@@ -194,11 +193,11 @@ class SidecarPool:
             began = handle.position
             with contextlib.suppress(RetireError):
                 await self._read_status(handle)
+                self._on_change(handle.pod.pool)
                 async for record in _stream(handle):
                     handle.position = max(handle.position, record.sequence)
                     self._on_record(record)
             attempt = 0 if handle.position > began else attempt + 1
-            self._on_change(handle.pod.pool)
             await asyncio.sleep(_RECONNECT_S[min(attempt, len(_RECONNECT_S) - 1)])
 
     async def _read_status(self, handle: NodeHandle) -> None:

@@ -27,11 +27,11 @@ from retire_operator.resource import Ref, parse
 
 if TYPE_CHECKING:
     from retire_operator.apply import Executor
-    from retire_operator.decide import Plan
     from retire_operator.events import Recorder
     from retire_operator.observe import Observer
     from retire_operator.resource import Desired
     from retire_operator.store import ScopeStore
+    from retire_operator.verdicts import Plan
 
 _log = logging.getLogger("retire.operator")
 STEPS_MAX: Final = 64  # transitions in one go; a longer burst goes on after a status

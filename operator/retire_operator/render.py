@@ -8,8 +8,9 @@ from retire.protocol.errors import InvalidField
 from retire_operator import actions as do
 from retire_operator import receipts
 from retire_operator.conditions import Finding, State, Type, find, merged
-from retire_operator.decide import Phase, Plan, Verdict, judge
+from retire_operator.decide import judge
 from retire_operator.facts import Context, Facts, Missing, Record
+from retire_operator.verdicts import Phase, Plan, Verdict
 
 PARTICIPANTS_MAX: Final = 256
 _MANAGED: Final = (

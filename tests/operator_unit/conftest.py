@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 # importmode=importlib puts nothing there: the folder's own modules, the sidecar's world, e2e.
-sys.path.insert(0, str(HERE))
-sys.path.insert(1, str(HERE.parent / "sidecar"))
-sys.path.insert(2, str(HERE.parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "sidecar"))
+sys.path.insert(2, str(Path(__file__).parents[2]))
 
 from e2e.cluster import ExistingCluster
 from e2e.fixtures import cluster, crd, namespace

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import redis.asyncio
 from sidecar_certificates import OPERATOR, SERVER, Authority, env
 from sidecar_world import Gate, Sidecar, eventually
 
@@ -147,6 +148,12 @@ class Lab:
         }
         self.cluster.api.merge(f"/api/v1/namespaces/{self.namespace}/pods/{name}/status", body)
 
+    async def wipe(self) -> None:
+        """The registry loses everything."""
+        client = redis.asyncio.from_url(self.registry.url)
+        await client.flushall()
+        await client.aclose()
+
     def delete_pod(self, name: str) -> None:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
         self.cluster.api.delete(path, gracePeriodSeconds=0)
@@ -259,7 +266,8 @@ class Lab:
         }
         body = {
             "metadata": {"name": name, "labels": {POOL_LABEL: pool}},
-            "spec": {"nodeName": "lab", "containers": [container]},
+            # Unscheduled: a pod of a node that does not exist would be collected.
+            "spec": {"containers": [container]},
         }
         self.cluster.api.create(f"/api/v1/namespaces/{self.namespace}/pods", body)
         self.set_ready(name, ready=True)

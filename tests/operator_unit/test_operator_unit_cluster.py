@@ -6,10 +6,12 @@ import asyncio
 import signal
 from typing import Any
 
+import httpx
 import pytest
 from operator_lab import Lab, condition, stop
 from sidecar_world import Story
 
+from e2e.processes import free_port
 from retire.protocol.versions import ScopeKey, Version
 
 pytestmark = pytest.mark.timeout(300)
@@ -224,3 +226,67 @@ async def test_a_name_that_is_taken_and_two_tenants_that_are_not(lab: Lab) -> No
     lab.apply("plan", epoch=1)
     await lab.until_ready("plan", "1.1")
     lab.cluster.api.delete(f"/api/v1/namespaces/{other}")
+
+
+async def test_the_registry_is_wiped_and_nothing_goes_back(lab: Lab) -> None:
+    """Term + 1, the same epochs, revisions go on; a scope is never opened anew at spec.epoch."""
+    await started(lab)
+    lab.apply("plan", epoch=2)
+    await lab.until_ready("plan", "1.2")
+    async with lab.nodes["node-0"].sidecar.client() as client:
+        await Story(client, ScopeKey(lab.namespace, "plan")).supersede(Version(1, 2))
+    await lab.until_ready("plan", "1.3")
+    await lab.wipe()
+    rebuilt = await lab.until_ready("plan", "2.3")
+    assert condition(rebuilt["status"], "RegistrySynced")[0] == "True"
+    lab.apply("plan", epoch=4)
+    await lab.until_ready("plan", "2.4")
+
+
+async def test_a_node_whose_memory_is_gone_is_another_boot(lab: Lab) -> None:
+    """Its participant is shown under the new boot id, and takes the next revision."""
+    await started(lab)
+    lab.apply("plan", epoch=1)
+    await lab.until_ready("plan", "1.1")
+    lab.apply("plan", epoch=2)
+    before = await lab.until("plan", lambda s: s["version"] == "1.2" and s["participants"])
+    node = lab.nodes["node-0"]
+    node.sidecar.kill()
+    node.sidecar.mailbox.unlink()
+    node.sidecar.start()
+    await node.sidecar.until(lambda status: status.ready)
+    lab.apply("plan", epoch=3)
+    await lab.until_ready("plan", "1.3")
+    old = before["status"]["participants"][0]["bootId"]
+    await lab.until("plan", lambda s: s["participants"] and s["participants"][0]["bootId"] != old)
+
+
+async def test_the_api_server_restarts_and_the_operator_goes_on(lab: Lab) -> None:
+    """Its watches end and begin again; what was applied meanwhile is done."""
+    from e2e.cluster import Cluster
+
+    operator = await started(lab)
+    lab.apply("plan")
+    await lab.until_ready("plan", "1.0")
+    if not isinstance(lab.cluster, Cluster):
+        pytest.fail("E2E_KUBECONFIG names a cluster whose API server cannot be restarted here")
+    await asyncio.to_thread(lab.cluster.api_server.stop)
+    await asyncio.to_thread(lab.cluster.start_api_server)
+    lab.apply("plan", epoch=1)
+    await lab.until_ready("plan", "1.1")
+    assert operator.poll() is None, "the operator ended"
+    lab.apply("plan", epoch=2)
+    await lab.until_ready("plan", "1.2")
+
+
+async def test_the_operator_says_that_it_lives(lab: Lab) -> None:
+    """/healthz answers with what it watches; SIGTERM ends it cleanly."""
+    operator = lab.operator(RETIRE_HTTP_LISTEN=f"127.0.0.1:{(port := free_port())}")
+    await lab.node()
+    lab.apply("plan")
+    await lab.until_ready("plan", "1.0")
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(f"http://127.0.0.1:{port}/healthz")
+    assert answer.status_code == 200
+    assert answer.json()["operator"] == {"scopes": 1, "nodes": 1, "ready": 1}
+    assert await asyncio.to_thread(stop, operator) == 0
