@@ -23,10 +23,8 @@ SERVER_NAMES: Final = (
     "kubernetes.default.svc.cluster.local",
 )
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
-# Pods have loopback addresses here, which the API server refuses in Endpoints; nodes have no
-# kubelet that renews a heartbeat. The harness does what these controllers would.
+# No node has a kubelet that renews a heartbeat, and there is no cloud.
 DISABLED: Final = (
-    *("endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"),
     *("node-lifecycle-controller", "node-ipam-controller", "taint-eviction-controller"),
     *("service-lb-controller", "node-route-controller", "cloud-node-lifecycle-controller"),
 )
@@ -78,7 +76,7 @@ def api_server(ports: Ports, keys: Keys) -> list[str]:
         f"--service-account-key-file={keys.service_accounts.cert}",
         f"--service-account-signing-key-file={keys.service_accounts.key}",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
-        "--endpoint-reconciler-type=none",  # see DISABLED
+        "--endpoint-reconciler-type=none",  # it may not name loopback
         "--profiling=false",
     ]
 

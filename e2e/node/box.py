@@ -50,6 +50,7 @@ class BoxSpec:
     hostname: str
     log: str
     layer: str  # an absent folder on a tmpfs; it is removed with the container
+    network: str = ""  # the network namespace to enter; empty: the host's
     mounts: Sequence[Mount] = ()
     software: Sequence[str] = ()
     uid: int = 0

@@ -4,8 +4,9 @@ Started by the harness as ``python -S -m e2e.node.enter``; needs CAP_SYS_ADMIN a
 root is an overlay over the host's, thrown away with the container, so that the container sees the
 host's software and can harm none of it. ``run SPEC`` starts it: the process is PID 1 as in a real
 container, standard output tells ``pid N``, standard input takes ``signal N``, and its end kills the
-container: nothing survives the harness. ``exec PID SPEC`` runs a command inside. Must never import
-anything but the standard library and ``e2e.node.mounts``.
+container: nothing survives the harness. ``exec PID SPEC`` runs a command inside; ``pause`` holds a
+pod's network namespace. Must never import anything but the standard library and
+``e2e.node.mounts``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final, NoReturn
 from e2e.node import mounts
 
 _NEW_NAMESPACES: Final = 0x00020000 | 0x20000000 | 0x04000000  # mount, PID, UTS
+_NETWORK: Final = 0x40000000  # made by the pod's pause process, shared by its containers
 _PR_SET_NO_NEW_PRIVS: Final = 38
 SETUP_FAILED: Final = 125  # as docker's: the container could not be created
 NOT_FOUND: Final = 127
@@ -28,15 +30,29 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> int:
-    """``run SPEC`` or ``exec PID SPEC``; the exit status is the command's, 128 + n for a signal."""
+    """Of ``run`` and ``exec`` the exit status is the command's, 128 + n for signal n."""
     spec = json.loads(argv[-1])
+    if argv[0] == "pause":
+        return pause()
     if argv[0] == "exec":
         return execute(int(argv[1]), spec)
     return run(spec)
 
 
+def pause() -> int:
+    """Hold a network namespace until standard input ends."""
+    _call(_LIBC.unshare, _NETWORK)
+    print("ready", flush=True)
+    while os.read(0, 1):
+        pass
+    return 0
+
+
 def run(spec: dict[str, Any]) -> int:
     """The container's life, seen from outside."""
+    if spec["network"]:
+        with open(spec["network"], "rb") as namespace:
+            _call(_LIBC.setns, namespace.fileno(), _NETWORK)
     _call(_LIBC.unshare, _NEW_NAMESPACES)
     told, tell = os.pipe()
     child = os.fork()
@@ -98,7 +114,7 @@ def _command(spec: dict[str, Any]) -> NoReturn:
 def execute(pid: int, spec: dict[str, Any]) -> int:
     """A command beside PID ``pid`` of the host, with its files, users and processes."""
     target = os.pidfd_open(pid)
-    _call(_LIBC.setns, target, _NEW_NAMESPACES)
+    _call(_LIBC.setns, target, _NEW_NAMESPACES | _NETWORK)
     child = os.fork()  # the PID namespace holds for children only
     if child == 0:
         try:

@@ -1,10 +1,10 @@
 """Nodes for a cluster that has none: pods run as local processes, and faults can be made.
 
-A stand-in for scheduler, kubelet and kube-proxy on one machine, in a thread of its own. Pods have
-loopback addresses (``127.x.y.1``), so whoever runs on the machine reaches them; a container must
-bind to its pod's address, never to all. Needs Linux, CAP_SYS_ADMIN (mount and PID namespaces) and
-overlayfs; ``requirements()`` says what is missing. A pod is named ``namespace/name``; a service as
-a pod would, ``name`` or ``name.namespace``.
+A stand-in for scheduler, kubelet and kube-proxy on one machine, in a thread of its own. Each pod
+has a network namespace and an address (``network.py``), so whoever runs on the machine reaches it.
+Needs Linux, root (namespaces, veth), overlayfs, ``ip`` and ``nsenter``; ``requirements()`` says
+what is missing. A pod is named ``namespace/name``; a service as a pod would, ``name`` or
+``name.namespace``.
 
 Not here: network policies, resource limits, images' own files, ``kubectl logs`` and ``exec`` (use
 ``log`` and ``exec``), hostPath volumes, UDP.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from e2e.node.box import Box, BoxSpec, StartFailed
 from e2e.node.containers import Container, Delays
 from e2e.node.kubelet import Kubelet
+from e2e.node.network import Network, NetworkFailed
 from e2e.node.world import World
 
 if TYPE_CHECKING:
@@ -159,6 +161,29 @@ class Harness:
         """The end of a partition."""
         self._call(self._set_link(pod, service, cut=False))
 
+    def isolate(self, pod: str) -> None:
+        """Unplug a pod from everything, probes included, until ``rejoin``: a node that is cut off.
+
+        Services answer at the host, so it loses them as well.
+        """
+        self._find(pod).network.isolate()
+
+    def rejoin(self, pod: str) -> None:
+        """Plug it in again."""
+        self._find(pod).network.rejoin()
+
+    def separate(self, pod: str, other: str) -> None:
+        """Two pods do not hear each other any more, until ``reunite``; services still work."""
+        one, two = self._find(pod).network, self._find(other).network
+        one.lose(two.address)
+        two.lose(one.address)
+
+    def reunite(self, pod: str, other: str) -> None:
+        """The end of a separation."""
+        one, two = self._find(pod).network, self._find(other).network
+        one.find(two.address)
+        two.find(one.address)
+
     # --- inside ---------------------------------------------------------------------------------
 
     def _turn(self) -> None:
@@ -209,8 +234,14 @@ def requirements() -> str:
         return "Linux is needed"
     if os.geteuid() != 0:
         return "root is needed: containers have mount and PID namespaces and users of their own"
+    for tool, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed: install {package}"
     try:
+        Network().close()
         asyncio.run(_try_box())
+    except NetworkFailed as error:
+        return f"pods can have no network here (CAP_NET_ADMIN, veth, bridge): {error}"
     except StartFailed as error:
         return f"a container cannot be made here (CAP_SYS_ADMIN, overlayfs, a tmpfs): {error}"
     return ""

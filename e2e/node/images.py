@@ -36,6 +36,7 @@ class Image:
     user: int = NONROOT
     env: Mapping[str, str] = field(default_factory=dict)  # the image's ENV: the pod's goes before
     software: Sequence[str] = ()  # further folders that it must be able to read
+    binds: Mapping[str, str] = field(default_factory=dict)  # host path -> path inside, writable
     workdir: str = "/"
 
     @property

@@ -50,6 +50,7 @@ class Kubelet:
 
     async def start(self) -> None:
         """Returns when the nodes are registered and everything is watched."""
+        self._world.network.open()
         for name, address in self.hosts.items():
             self._nodes.append(await self._register(name, address))
         await self._claims.install()
@@ -118,11 +119,12 @@ class Kubelet:
         elif host is None:
             await self._bind(one)
         elif host in self.hosts and one.get("status", {}).get("phase", "") in _PENDING:
-            self._begin(one, self.hosts[host])
+            await self._begin(one, self.hosts[host])
 
-    def _begin(self, one: Object, host: str) -> None:
+    async def _begin(self, one: Object, host: str) -> None:
         uid = one["metadata"]["uid"]
-        pod = Pod(one, self._world, host)
+        network = await self._world.network.join()
+        pod = Pod(one, self._world, host, network)
         self.pods[uid] = pod
         pod.update(one)
         self._lives[uid] = asyncio.get_running_loop().create_task(self._live(pod))

@@ -44,25 +44,38 @@ def enter_root(spec: dict[str, Any]) -> None:
     for path in spec["software"]:
         _reveal(root, path)
     sources = [os.open(one["source"], os.O_PATH) for one in spec["mounts"]]
-    _change_root(root)
+    host = _change_root(root)
     targets = [one["target"] for one in spec["mounts"]]
     if not any(target == _SHM or target.startswith(f"{_SHM}/") for target in targets):
         mount("tmpfs", _SHM, "tmpfs", _NOSUID, _SHM_OPTIONS)
     for one, source in zip(spec["mounts"], sources, strict=True):
         _bind(source, Path(one["target"]), read_only=one["read_only"])
         os.close(source)
+    _leave(host)
     if spec["read_only_root"]:
         mount("none", "/", None, _REMOUNT | _BIND | _RDONLY)
 
 
-def _change_root(root: str) -> None:
-    """For whoever enters the namespace later as well, which chroot would not do."""
+def _change_root(root: str) -> int:
+    """For whoever enters the namespace later as well, which chroot would not do.
+
+    Returns the host's root, open: it lies hidden below ``/`` until ``_leave``.
+    """
+    host = os.open("/", os.O_PATH)
     os.chdir(root)
     if _LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b".") != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot change the root: {os.strerror(number)}", root)
-    _LIBC.umount2(b".", _DETACH)  # the host's root lay below
     os.chdir("/")
+    return host
+
+
+def _leave(host: int) -> None:
+    """What was not mounted from the host by now is out of reach."""
+    os.fchdir(host)
+    _LIBC.umount2(b".", _DETACH)
+    os.chdir("/")
+    os.close(host)
 
 
 def _bind(source: int, target: Path, *, read_only: bool) -> None:

@@ -14,7 +14,7 @@ from e2e.node.environment import ConfigError, Sources, command, environment, exp
 from e2e.node.images import find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from e2e.node.images import Image
@@ -32,7 +32,8 @@ class PodPlan:
     images: Sequence[Image]
     services: Sequence[Object]  # of its namespace, for service links
     folder: Callable[[str], Path]  # of a volume, by name
-    hosts_file: Path
+    network: str
+    files: Mapping[str, Path]  # of the pod's own, by their place in every container
     layers: Path
     logs: Path
 
@@ -52,7 +53,12 @@ def box_spec(plan: PodPlan, container: Object, run: int) -> BoxSpec:
         hostname=pod["spec"].get("hostname", name)[:63],
         log=str(plan.logs / file),
         layer=str(plan.layers / f"{container['name']}-{run}"),
-        mounts=[Mount(str(plan.hosts_file), "/etc/hosts", False), *mounts(plan, container, env)],
+        network=plan.network,
+        mounts=[
+            *(Mount(str(host), inside, False) for inside, host in plan.files.items()),
+            *(Mount(host, inside, False) for host, inside in image.binds.items()),
+            *mounts(plan, container, env),
+        ],
         software=image.folders,
         uid=uid,
         gid=gid,

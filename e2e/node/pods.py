@@ -24,7 +24,10 @@ from e2e.node.supply import PodSupply
 from e2e.node.volumes import Volumes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from e2e.node.box import BoxSpec
+    from e2e.node.network import PodNetwork
     from e2e.node.world import World
 
 Object = dict[str, Any]
@@ -36,14 +39,14 @@ _GONE: Final = (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT)
 class Pod:
     """``run`` is its whole life; ``update`` and ``vanish`` tell it what the API server says."""
 
-    def __init__(self, pod: Object, world: World, host: str) -> None:
+    def __init__(self, pod: Object, world: World, host: str, network: PodNetwork) -> None:
         self.key: Key = key_of(pod)
         self.uid: str = pod["metadata"]["uid"]
         self.delays = world.delays
         self.grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", 30))
         self._world = world
-        self._number = world.claim_address()
-        self.address = world.address(self._number)
+        self.network = network
+        self.address = network.address
         ips = {"podIP": self.address, "podIPs": [{"ip": self.address}]}
         hosts = {"hostIP": host, "hostIPs": [{"ip": host}], "startTime": self.now()}
         self._fixed: Object = ips | hosts
@@ -56,7 +59,9 @@ class Pod:
         self._volumes = Volumes(
             pod, self._folder / "volumes", self._memory / "volumes", self._supply
         )
-        self.links = ServiceLinks(world, self._pod, self._number, self._folder / "hosts")
+        hosts_file = self._folder / "hosts"
+        self._files = {"/etc/hosts": hosts_file, "/etc/resolv.conf": _resolver(self._folder)}
+        self.links = ServiceLinks(world, self._pod, network.number, hosts_file)
         self.containers = self._containers(pod["spec"])
         self._runs = 0
         self._deleting, self._vanished = asyncio.Event(), asyncio.Event()
@@ -90,7 +95,8 @@ class Pod:
             images=self._world.images,
             services=services,
             folder=self._volumes.folder,
-            hosts_file=self._folder / "hosts",
+            network=self.network.namespace,
+            files=self._files,
             layers=self._memory / "layers",
             logs=self._world.logs,
         )
@@ -148,7 +154,7 @@ class Pod:
         if not self._vanished.is_set():
             await self._report_end()
         self._volumes.remove()
-        self._world.release_address(self._number)
+        await self._world.network.leave(self.network)
 
     async def _live(self) -> None:
         """Init containers in their order, then the others side by side, to their end if any."""
@@ -243,3 +249,10 @@ class Pod:
                 raise
             except httpx.TransportError:
                 await asyncio.sleep(_RETRY_S)
+
+
+def _resolver(folder: Path) -> Path:
+    """resolv.conf of a pod: no name server; a name that is not in its hosts is unknown at once."""
+    path = folder / "resolv.conf"
+    path.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+    return path

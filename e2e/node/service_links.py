@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from e2e.node.forward import Forwarder
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from e2e.node.world import World
 
 Object = dict[str, Any]
-_FIRST_HOST: Final = 2  # 1 is the pod itself
 
 
 class ServiceLinks:
@@ -31,7 +30,7 @@ class ServiceLinks:
         self._addresses: dict[Key, str] = {}
         self._forwarders: dict[tuple[Key, int], Forwarder] = {}
         self._cut: set[Key] = set()
-        self._hosts = itertools.count(_FIRST_HOST)
+        self._hosts = itertools.count(1)
         hosts_file.touch()
 
     async def sync(self) -> None:
@@ -81,7 +80,9 @@ class ServiceLinks:
     async def _add(self, link: tuple[Key, int], service: Object, port: Object) -> None:
         key, number = link
         if key not in self._addresses:
-            self._addresses[key] = self._world.address(self._number, next(self._hosts))
+            self._addresses[key] = self._world.network.service_address(
+                self._number, next(self._hosts)
+            )
         listen = (self._addresses[key], number)
         forwarder = Forwarder(listen, self._target(key, service, port))
         if key in self._cut:

@@ -64,7 +64,7 @@ class Volumes:
         self._written: dict[str, dict[str, File]] = {}
         context = pod["spec"].get("securityContext", {})
         self._group: int | None = context.get("fsGroup")
-        self._user: int | None = context.get("runAsUser")
+        self._user = _only_user(pod)
 
     def sync(self) -> None:
         """Make or refresh every volume; ConfigError when one's source is missing."""
@@ -160,7 +160,8 @@ class Volumes:
         token = self._supply.token(source)
         if token is None:
             raise ConfigError("no service account token yet")
-        return {source["path"]: File(token.encode(), _TOKEN_MODE)}
+        private = self._group is not None or self._user is not None
+        return {source["path"]: File(token.encode(), _TOKEN_MODE if private else _FILE_MODE)}
 
     def _write(self, name: str, files: dict[str, File]) -> None:
         """All at once: a new folder, then the link ``..data`` moved to it."""
@@ -195,6 +196,14 @@ class Volumes:
         elif mode == _TOKEN_MODE and self._user is not None:
             os.chown(path, self._user, -1)
         path.chmod(mode)
+
+
+def _only_user(pod: Object) -> int | None:
+    """The user whom the pod says that all its containers run as, if it is one."""
+    default = pod["spec"].get("securityContext", {}).get("runAsUser")
+    containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+    users = {one.get("securityContext", {}).get("runAsUser", default) for one in containers}
+    return users.pop() if len(users) == 1 else None
 
 
 def _selected(source: Object, what: str, data: Mapping[str, bytes] | None) -> dict[str, File]:

@@ -1,4 +1,4 @@
-"""What all pods of the harness share: the API, the watched collections, images, folders, addresses.
+"""What all pods of the harness share: the API, the watched collections, images, folders, network.
 
 Must never hold a pod's state: that is ``pods.py``.
 """
@@ -6,13 +6,13 @@ Must never hold a pod's state: that is ``pods.py``.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from e2e.node.informer import AsyncApi, Informer
+from e2e.node.network import Network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ COLLECTIONS: Final = {
     "claims": "/api/v1/persistentvolumeclaims",
     "volumes": "/api/v1/persistentvolumes",
 }
-_POD_ADDRESSES: Final = 250
 
 
 class World:
@@ -49,9 +48,7 @@ class World:
         self.informers = {
             name: Informer(self.api, path, self._note) for name, path in COLLECTIONS.items()
         }
-        self._addresses: set[int] = set()
-        # Two harnesses on one machine seldom share a block of loopback addresses.
-        self._block = 64 + os.getpid() % 128
+        self.network = Network()
 
     def get(self, collection: str, namespace: str, name: str) -> Object | None:
         """From a watched collection."""
@@ -61,23 +58,10 @@ class World:
         """Everything of a watched collection."""
         return [*self.informers[collection].items.values()]
 
-    def claim_address(self) -> int:
-        """A number for a pod; its addresses are ``address(number, ...)``."""
-        number = next(n for n in range(1, _POD_ADDRESSES) if n not in self._addresses)
-        self._addresses.add(number)
-        return number
-
-    def release_address(self, number: int) -> None:
-        """The pod is gone."""
-        self._addresses.discard(number)
-
-    def address(self, number: int, host: int = 1) -> str:
-        """1: the pod itself; more: the services as it sees them."""
-        return f"127.{self._block}.{number}.{host}"
-
     async def close(self) -> None:
         """After every pod."""
         await self.api.close()
+        self.network.close()
         shutil.rmtree(self.disk, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
 
