@@ -36,7 +36,8 @@ CERTIFICATE = {
     "stop_reason": "first_difference", "frontier_tokens": 64, "pin": None,
 }  # fmt: skip
 FENCED = {
-    "participants": [], "requests": [], "residual_ms": None, "pinned_blocks": 0, "quota_left": None,
+    "participants": [], "requests": [], "residual_ms": None, "branch": None, "predicted_ms": None,
+    "pinned_blocks": 0, "quota_left": None,
 }  # fmt: skip
 
 

@@ -63,6 +63,8 @@ FENCED = {
         {"request_id": "r", "state": "decode", "prompt_tokens": 60, "frontier_tokens": 64}
     ],
     "residual_ms": 1.5,
+    "branch": "layer_stop",
+    "predicted_ms": 200.0,
     "pinned_blocks": 4,
     "quota_left": 6,
 }

@@ -81,10 +81,37 @@ async def _stream(url: str, lines: list[str]) -> None:
                 lines.append(line)
 
 
+async def _input(url: str, policy: str, **more: Any) -> httpx.Response:
+    """One whole input on a connection of its own."""
+    headers = AUTH | {"x-retire-scope": "inputs", "x-retire-on-new-input": policy}
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        return await client.post("/v1/completions", json=_body(**more), headers=headers)
+
+
+async def _policies_hold(url: str) -> None:
+    """However the kernel spreads a burst of inputs over the processes."""
+    rejected = await asyncio.gather(
+        *(_input(url, "reject", max_tokens=200) for _ in range(STREAMS))
+    )
+    codes = sorted(answer.status_code for answer in rejected)
+    assert codes == [200] + [409] * (STREAMS - 1)
+    queued = await asyncio.gather(*(_input(url, "enqueue", max_tokens=3) for _ in range(STREAMS)))
+    assert [answer.status_code for answer in queued] == [200] * STREAMS
+    burst = await asyncio.gather(
+        *(_input(url, "interrupt", max_tokens=200) for _ in range(STREAMS))
+    )
+    ran = [answer for answer in burst if answer.status_code == 200]
+    assert len(ran) == 1, [answer.text[:200] for answer in burst]
+    newest = {answer.headers["x-retire-version"] for answer in ran}
+    current = {answer.json()["error"].get("current") for answer in burst if answer not in ran}
+    assert max(filter(None, current)) <= newest.pop()
+
+
 async def test_one_supersede_ends_the_streams_of_every_process(
     servers: tuple[ScriptedSidecar, str],
 ) -> None:
-    """Both gates ack; each stream ends with one terminal event; each token is counted."""
+    """Both gates ack; each stream ends with one terminal event; each token is counted. Policies
+    see what runs in the other process."""
     sidecar, url = servers
     streams: list[list[str]] = [[] for _ in range(STREAMS)]
     reading = [asyncio.create_task(_stream(url, lines)) for lines in streams]
@@ -109,3 +136,4 @@ async def test_one_supersede_ends_the_streams_of_every_process(
     assert receipt["certified_tokens"] > 0
     assert refused.status_code == 401  # and the sidecar never heard of it:
     assert {key.scope for key in sidecar.scopes} == {"plan"}
+    await _policies_hold(url)
