@@ -62,7 +62,9 @@ RECEIPT = {
     "stages_ms": {"commit": 0.4}, "gates": [], "participants": [],
     "requests": [{"request_id": "r1", "state": "decode", "prompt_tokens": 9, "frontier_tokens": 8,
                   "last_published_index": 3}],
-    "residual_ms": 1.5, "frontier_tokens": 64, "inheritable_tokens": 50, "certified_tokens": 48,
+    "residual_ms": 1.5,
+    "fence": {"branch": "layer_stop", "predicted_ms": 200.0},
+    "frontier_tokens": 64, "inheritable_tokens": 50, "certified_tokens": 48,
     "first_difference": 50, "stop_reason": "block_boundary", "pin": None,
     "successor_request_id": "r2", "error": None, "trace_id": None, "replayed": False, "extra": {},
 }  # fmt: skip

@@ -135,7 +135,8 @@ def receipt(old: str, new: str, **changes: Any) -> dict[str, Any]:
     return {
         "schema": 1, "tenant": "default", "scope": "plan-7", "from_version": old, "to_version": new,
         "stages_ms": {"commit": 0.4, "unpublishable": 1.2}, "gates": [], "participants": [],
-        "requests": [], "residual_ms": None, "frontier_tokens": 64, "inheritable_tokens": 50,
+        "requests": [], "residual_ms": None, "fence": None,
+        "frontier_tokens": 64, "inheritable_tokens": 50,
         "certified_tokens": 48, "first_difference": 50, "stop_reason": "block_boundary",
         "pin": None, "successor_request_id": "r2", "error": None, "trace_id": None,
         "replayed": False, "extra": {},

@@ -57,7 +57,7 @@ def _branches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[Branch | None]:
     monkeypatch.setattr(
         lab.scheduler,
         "_fence_step",
-        lambda *args: (told.append(lab.scheduler._branch), fence(*args))[1],
+        lambda *args: (told.append(lab.scheduler._fence.branch), fence(*args))[1],
     )
     return told
 

@@ -120,4 +120,4 @@ def test_alone_a_rank_stops_at_the_next_layer(mailbox: MailboxWriter) -> None:
             mailbox.advance(slot.index, Version(1, 1))
 
     assert run(points, plan(slot), supersede) == 5
-    assert points.branch is safe_point.Branch.LAYER_STOP
+    assert points.ended is not None and points.ended.branch is safe_point.Branch.LAYER_STOP

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from retire.engine.fence_policy import Branch
-from retire.engine.step_control import StepControl, bound_from_env, branch_of
-from retire.engine.step_plan import ScopedWork, StepPlan
+from retire.engine.step_control import StepControl, bound_from_env, fence_of
+from retire.engine.step_plan import Ended, ScopedWork, StepPlan
 from retire.engine.tag import Tag
 from retire.mailbox import SlotRef
+from retire.protocol.contract import Fence
+from retire.protocol.contract import FenceBranch as Branch
 from retire.protocol.versions import Authority, ScopeKey, Version
 
 TAG = Tag(Authority(ScopeKey("acme", "plan"), Version(1, 0), 1), SlotRef(3, 1, 99), True)
@@ -87,13 +88,17 @@ def test_a_queued_step_is_timed_from_the_end_of_the_one_before() -> None:
 
 @pytest.mark.parametrize(
     ("told", "branch"),
-    [(None, Branch.QUANTUM), ("layer_stop", Branch.LAYER_STOP), ("finish", Branch.FINISH)],
+    [
+        (None, Branch.QUANTUM),
+        (Ended(Branch.LAYER_STOP), Branch.LAYER_STOP),
+        (Ended(Branch.FINISH), Branch.FINISH),
+    ],
 )
-def test_a_step_that_was_not_asked_ended_by_itself(told: str | None, branch: Branch) -> None:
+def test_a_step_that_was_not_asked_ended_by_itself(told: Ended | None, branch: Branch) -> None:
     """What the receipt calls it."""
     plan = control().plan(1, {"old": (0, 64)}, TAGS, 0.0)
-    assert branch_of(plan, told) is branch
-    assert branch_of(None, told) is None
+    assert fence_of(plan, told) == Fence(branch, None)
+    assert fence_of(None, told) is None
 
 
 @pytest.mark.parametrize(

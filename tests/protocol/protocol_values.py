@@ -8,6 +8,8 @@ from retire.protocol.certificates import Certificate
 from retire.protocol.contract import (
     Contract,
     Equivalence,
+    Fence,
+    FenceBranch,
     GateOutcome,
     GateResult,
     Inherit,
@@ -56,6 +58,8 @@ receipts = st.builds(
     participants=st.lists(participants, max_size=3).map(tuple),
     requests=st.lists(requests, max_size=3).map(tuple),
     residual_ms=st.none() | times,
+    fence=st.none()
+    | st.builds(Fence, branch=st.sampled_from(FenceBranch), predicted_ms=st.none() | times),
     frontier_tokens=counts,
     inheritable_tokens=counts,
     certified_tokens=counts,

@@ -13,6 +13,7 @@ import pytest_asyncio
 from sidecar_world import Gate, Sidecar, Story, collected
 
 from retire.protocol import codec
+from retire.protocol.contract import Fence, FenceBranch
 from retire.protocol.errors import (
     IdempotencyConflict,
     InvalidField,
@@ -114,8 +115,9 @@ async def test_receipts_of_the_engine_reach_the_caller(gate: Gate, key: ScopeKey
     participant = pb.Participant(boot_id="e1", frontier_tokens=512, closed=True)
     retired = pb.RetiredRequest(request_id="r1", state="decode", prompt_tokens=500)
     gate.fence_reply = pb.Fenced(
-        participants=[participant], requests=[retired], residual_ms=3.5, pinned_blocks=32
-    )
+        participants=[participant], requests=[retired], residual_ms=3.5, pinned_blocks=32,
+        branch="layer_stop", predicted_ms=200.0,
+    )  # fmt: skip
     gate.last_published = {"r1": 11}
     story = Story(gate.client, key)
     await story.join()
@@ -127,6 +129,7 @@ async def test_receipts_of_the_engine_reach_the_caller(gate: Gate, key: ScopeKey
     assert receipt.to_version == Version(1, 1)
     assert receipt.trace_id == "0af7651916cd43dd8448eb211c80319c"
     assert receipt.residual_ms == 3.5 and receipt.frontier_tokens == 512
+    assert receipt.fence == Fence(FenceBranch.LAYER_STOP, 200.0)
     assert receipt.pin is not None and receipt.pin.blocks == 32
     assert receipt.requests[0].last_published_index == 11
     assert set(receipt.stages_ms) == {"commit", "unpublishable", "fence"}

@@ -30,7 +30,8 @@ def rows(receipt: Receipt) -> list[tuple[str, str]]:
         ("inherited", _inherited(receipt)),
     ]
     if receipt.residual_ms is not None:
-        found.append(("residual", f"{receipt.residual_ms:.1f} ms of old work after COMMIT"))
+        how = f", {receipt.fence.branch.value}" if receipt.fence else ""
+        found.append(("residual", f"{receipt.residual_ms:.1f} ms of old work after COMMIT{how}"))
     for request in receipt.requests:
         last = request.last_published_index
         said = "nothing published" if last is None else f"last published index {last}"

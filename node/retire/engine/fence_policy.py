@@ -10,21 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from enum import Enum
 from statistics import median
 from typing import Final
+
+from retire.protocol.contract import FenceBranch as Branch
 
 STEPS_KEPT: Final = 9  # of each kind
 LONG_STEP_TOKENS: Final = 64  # a step below this is a decode step: it tells the fixed cost
 BYSTANDER_SHARE: Final = 0.5  # of a step: what a bystander may lose to a stop that is not its own
-
-
-class Branch(Enum):
-    """What became of the step that ran when its scope was superseded."""
-
-    QUANTUM = "quantum"
-    LAYER_STOP = "layer_stop"
-    FINISH = "finish"
 
 
 class StepTimes:

@@ -219,6 +219,7 @@ def receipt_of(facts: Facts) -> Receipt:
         participants=tuple(convert.participant_from(p) for p in facts.fenced.participants),
         requests=tuple(convert.retired_from(r) for r in facts.fenced.requests),
         residual_ms=facts.fenced.residual_ms if facts.fenced.HasField("residual_ms") else None,
+        fence=convert.fence_from(facts.fenced),
         frontier_tokens=certificate.get("frontier_tokens", frontier),
         inheritable_tokens=certificate.get("inheritable_tokens", 0),
         certified_tokens=certificate.get("certified_tokens", 0),

@@ -8,6 +8,7 @@ its consequence one. Must never import vLLM, touch a socket or commit a version.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from retire.mailbox import MailboxView, SlotRef
     from retire.protocol.versions import ScopeKey, Version
 
-LOOK_AGAIN_S: Final = 0.05  # another process's work ends without a word to this one
+# Another process's work ends without a word to this one: look again, less often with time.
+LOOK_AGAIN_S: Final = (0.05, 0.1, 0.25)
 
 
 class Current(Protocol):
@@ -119,11 +121,13 @@ class Inputs:
             return entry
         waited_until_s = time.monotonic() + self._wait_s
         leaving = asyncio.create_task(one.left())
+        pauses = itertools.chain(LOOK_AGAIN_S, itertools.repeat(LOOK_AGAIN_S[-1]))
         try:
             while entry is None:  # nothing may be awaited between an entry and our return
-                if time.monotonic() >= waited_until_s:
+                left_s = waited_until_s - time.monotonic()
+                if left_s <= 0:
                     raise Unavailable(f"{one.why}: this input waited {self._wait_s:g} s; retry")
-                await self._change(one.claim.key, leaving)
+                await self._change(one.claim.key, leaving, at_most_s=min(left_s, next(pauses)))
                 entry = await self._step(one)
         finally:
             leaving.cancel()
@@ -218,12 +222,14 @@ class Inputs:
         state = "is paused" if paused else f"has {place.working} running requests"
         one.why = f"scope {tag.key.scope!r} {state}"
 
-    async def _change(self, key: ScopeKey, leaving: asyncio.Task[None]) -> None:
+    async def _change(
+        self, key: ScopeKey, leaving: asyncio.Task[None], *, at_most_s: float
+    ) -> None:
         event = self._changes.setdefault(key, asyncio.Event())
         changed = asyncio.create_task(event.wait())
         try:
             await asyncio.wait(
-                (changed, leaving), timeout=LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+                (changed, leaving), timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             changed.cancel()

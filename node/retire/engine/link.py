@@ -132,6 +132,8 @@ class SidecarLink:
             participants=[self._participant(part) for part in answer["participants"]],
             requests=[pb.RetiredRequest(**request) for request in answer["requests"]],
             residual_ms=answer["residual_ms"],
+            branch=answer["branch"] or "",
+            predicted_ms=answer["predicted_ms"],
             pinned_blocks=answer["pinned_blocks"],
             quota_left=answer["quota_left"],
             ms=(time.perf_counter() - started) * 1e3,

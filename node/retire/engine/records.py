@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from retire.engine.seams.kv_cache import Chain
     from retire.engine.tag import Tag
     from retire.protocol.certificates import Certificate
+    from retire.protocol.contract import Fence
     from retire.protocol.versions import ScopeKey, Version
 
 
@@ -40,6 +41,7 @@ class Record:
     last_step: int  # scheduling step that may still write its blocks
     superseded: bool
     residual_ms: float | None = None  # old work after ADVANCE; None: none was running
+    fence: Fence | None = None  # how the step ended that was running
     pinned: PinOwner | None = None
     refused: StopReason | None = None  # why its blocks are not kept
 
@@ -52,6 +54,7 @@ class Ending:
     frontier: int  # tokens
     superseded: bool
     residual_ms: float | None = None  # old work on the device after ADVANCE; None: none was running
+    fence: Fence | None = None  # how the step ended that was running
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +112,5 @@ def record_of(request: Request, tag: Tag, chain: Chain, end: Ending) -> Record:
         last_step=request.last_sched_seq,
         superseded=end.superseded,
         residual_ms=end.residual_ms,
+        fence=end.fence,
     )

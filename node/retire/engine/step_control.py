@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from retire.engine import fence_policy
-from retire.engine.fence_policy import Branch, StepTimes
+from retire.engine.fence_policy import StepTimes
 from retire.engine.step_plan import ScopedWork, StepPlan
+from retire.protocol.contract import Fence, FenceBranch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from retire.engine.step_plan import Ended
     from retire.engine.tag import Tag
 
 BOUND_ENV: Final = "RETIRE_FENCE_BOUND_MS"
@@ -75,11 +77,11 @@ class StepControl:
         return plan
 
 
-def branch_of(plan: StepPlan | None, told: str | None) -> Branch | None:
+def fence_of(plan: StepPlan | None, told: Ended | None) -> Fence | None:
     """How the step ended for what was superseded in it; None: no scope's step was running."""
     if plan is None:
         return None
-    return Branch.QUANTUM if told is None else Branch(told)
+    return Fence(FenceBranch.QUANTUM if told is None else told.branch, plan.predicted_ms)
 
 
 def bound_from_env() -> float:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from retire.mailbox import SlotRef
+    from retire.protocol.contract import FenceBranch
 
 PLAN: Final = "retire_plan"  # attribute of a SchedulerOutput
-BRANCH: Final = "retire_branch"  # attribute of a ModelRunnerOutput: the fence branch taken, if any
+ENDED: Final = "retire_ended"  # attribute of a ModelRunnerOutput: an Ended, if anything was decided
 ABANDONED: Final = "retire_abandoned"  # attribute of a ModelRunnerOutput: the step was not computed
 
 
@@ -46,3 +47,11 @@ class StepPlan:
     def bystander_tokens(self) -> int:
         """Tokens of requests without a scope."""
         return self.tokens - sum(work.tokens for work in self.scoped)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a worker decided on a step, some of whose work was superseded while it ran."""
+
+    branch: FenceBranch
+    left_ms: float = 0.0  # what was launched already and the device still has to do, estimated

@@ -15,6 +15,8 @@ from retire.protocol.certificates import Certificate
 from retire.protocol.contract import (
     Contract,
     Equivalence,
+    Fence,
+    FenceBranch,
     GateOutcome,
     GateResult,
     Inherit,
@@ -110,6 +112,7 @@ def receipt_to_dict(receipt: Receipt) -> dict[str, Any]:
         "participants": [asdict(p) for p in r.participants],
         "requests": [asdict(q) for q in r.requests],
         "residual_ms": r.residual_ms,
+        "fence": {**asdict(r.fence), "branch": r.fence.branch.value} if r.fence else None,
         "frontier_tokens": r.frontier_tokens,
         "inheritable_tokens": r.inheritable_tokens,
         "certified_tokens": r.certified_tokens,
@@ -138,6 +141,7 @@ def receipt_from_dict(value: object) -> Receipt:
         participants=tuple(_participant(p) for p in f.objects("participants")),
         requests=tuple(_request(q) for q in f.objects("requests")),
         residual_ms=f.optional("residual_ms", f.number),
+        fence=_fence(f.object("fence")) if f.has("fence") else None,
         frontier_tokens=f.integer("frontier_tokens"),
         inheritable_tokens=f.integer("inheritable_tokens"),
         certified_tokens=f.integer("certified_tokens"),
@@ -221,6 +225,10 @@ def _request(f: Fields) -> RetiredRequest:
         f.integer("frontier_tokens"),
         f.optional("last_published_index", f.integer),
     )
+
+
+def _fence(f: Fields) -> Fence:
+    return Fence(f.choice("branch", FenceBranch), f.optional("predicted_ms", f.number))
 
 
 def _pin(f: Fields) -> PinLease:

@@ -108,6 +108,22 @@ class Participant:
     closed: bool  # no writer of the old version is left
 
 
+class FenceBranch(Enum):
+    """How the step ended that ran when its work was superseded (design, section 6.4)."""
+
+    QUANTUM = "quantum"  # by itself: it was short
+    LAYER_STOP = "layer_stop"  # at the next safe point; its work is lost
+    FINISH = "finish"  # computed to its end: cheaper than computing it again
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The branch taken, and what the whole step was predicted to take."""
+
+    branch: FenceBranch
+    predicted_ms: float | None  # None: nothing measured yet
+
+
 @dataclass(frozen=True, slots=True)
 class RetiredRequest:
     """What became of one request of the old version."""
@@ -141,6 +157,7 @@ class Receipt:
     participants: tuple[Participant, ...] = ()
     requests: tuple[RetiredRequest, ...] = ()
     residual_ms: float | None = None  # old work on the device after COMMIT; None: none was running
+    fence: Fence | None = None  # None: no step was running
     frontier_tokens: int = 0
     inheritable_tokens: int = 0  # common prefix with the revised context
     certified_tokens: int = 0

@@ -50,6 +50,12 @@ _REQUEST: Final = _object(
         "last_published_index": _COUNT_OR_NULL,
     }
 )
+_FENCE: Final = _object(
+    {
+        "branch": {"enum": ["quantum", "layer_stop", "finish"]},
+        "predicted_ms": {"type": ["number", "null"], "minimum": 0},
+    }
+)
 _PIN: Final = _object(
     {
         "blocks": _COUNT,
@@ -86,6 +92,7 @@ RECEIPT_SCHEMA: Final[dict[str, Any]] = {
             "participants": _list_of(_PARTICIPANT),
             "requests": _list_of(_REQUEST),
             "residual_ms": {"type": ["number", "null"], "minimum": 0},
+            "fence": {"anyOf": [_FENCE, {"type": "null"}]},
             "frontier_tokens": _COUNT,
             "inheritable_tokens": _COUNT,
             "certified_tokens": _COUNT,

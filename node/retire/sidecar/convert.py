@@ -11,6 +11,8 @@ from retire.protocol.contract import (
     TTL_DEFAULT_S,
     Contract,
     Equivalence,
+    Fence,
+    FenceBranch,
     GateOutcome,
     GateResult,
     Inherit,
@@ -158,3 +160,11 @@ def _member(kind: type[E], text: str, field: str) -> E:
     except ValueError:
         names = ", ".join(str(member.value) for member in kind)
         raise InvalidField(field, text, f"one of {names}") from None
+
+
+def fence_from(fenced: pb.Fenced) -> Fence | None:
+    """How the step that ran was ended; None: none was running."""
+    if not fenced.branch:
+        return None
+    predicted_ms = fenced.predicted_ms if fenced.HasField("predicted_ms") else None
+    return Fence(FenceBranch(fenced.branch), predicted_ms)

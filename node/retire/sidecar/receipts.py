@@ -35,6 +35,7 @@ def build(call: Call) -> Receipt:
         participants=participants,
         requests=tuple(convert.retired_from(r) for r in fenced.requests),
         residual_ms=fenced.residual_ms if fenced.HasField("residual_ms") else None,
+        fence=convert.fence_from(fenced),
         frontier_tokens=min((p.frontier_tokens for p in participants), default=0),
         pin=_pin(call, fenced),
         trace_id=trace_id(call.traceparent),

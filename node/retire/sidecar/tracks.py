@@ -75,7 +75,7 @@ class Track:
             merged.requests.extend(part.requests)
             merged.pinned_blocks += part.pinned_blocks
             if part.HasField("residual_ms"):
-                merged.residual_ms = max(merged.residual_ms, part.residual_ms)
+                _keep_longest(merged, part)
             if part.HasField("quota_left"):
                 known = merged.HasField("quota_left")
                 left = min(merged.quota_left, part.quota_left) if known else part.quota_left
@@ -91,6 +91,16 @@ class Track:
                 request.last_published_index = left.pop(request.request_id)
         for request_id, index in left.items():
             merged.requests.add(request_id=request_id, state="finished", last_published_index=index)
+
+
+def _keep_longest(merged: pb.Fenced, part: pb.Fenced) -> None:
+    """Of several engines, the one that was last to end its old work speaks for the fence."""
+    if merged.HasField("residual_ms") and merged.residual_ms >= part.residual_ms:
+        return
+    merged.residual_ms, merged.branch = part.residual_ms, part.branch
+    merged.ClearField("predicted_ms")
+    if part.HasField("predicted_ms"):
+        merged.predicted_ms = part.predicted_ms
 
 
 class Tracks:

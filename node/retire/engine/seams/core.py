@@ -178,9 +178,19 @@ def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, A
             for record in records
         ],
         "residual_ms": max(residuals, default=None),
+        **_branch(records),
         "pinned_blocks": scheduler.inheritance.pinned_for(key),
         "quota_left": scheduler.inheritance.ledger.left(key.tenant),
     }
+
+
+def _branch(records: list[Record]) -> dict[str, Any]:
+    """How the step of the record that ended last was ended."""
+    ended = [r for r in records if r.residual_ms is not None and r.fence is not None]
+    last = max(ended, key=lambda record: record.residual_ms or 0.0, default=None)
+    if last is None or last.fence is None:
+        return {"branch": None, "predicted_ms": None}
+    return {"branch": last.fence.branch.value, "predicted_ms": last.fence.predicted_ms}
 
 
 def _request(request: Any, tag: Any) -> Mapping[str, Any]:

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.seams import safe_point
 from retire.engine.seams.safe_point import SafePoints, StepAbandoned
-from retire.engine.step_plan import ABANDONED, BRANCH, PLAN
+from retire.engine.step_plan import ABANDONED, ENDED, PLAN
 from retire.mailbox import GateState
 
 if TYPE_CHECKING:
-    from retire.engine.fence_policy import Branch
-    from retire.engine.step_plan import StepPlan
+    from retire.engine.step_plan import Ended, StepPlan
     from retire.mailbox import MailboxView
 
 RUNNERS: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -75,7 +74,7 @@ def _wrap(runner: Any, points: SafePoints) -> None:
             self._retire_stub = _stub(self, scheduler_output)
             return None
         finally:
-            self._retire_done = Done(plan, points.mailbox, points.branch)
+            self._retire_done = Done(plan, points.mailbox, points.ended)
             points.end()
 
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,10 +101,10 @@ class Done:
 
     plan: StepPlan
     mailbox: MailboxView
-    branch: Branch | None
+    ended: Ended | None
 
     def close(self, output: Any) -> Any:
-        """Gate G0 on the output, once it is in host memory, and the branch taken."""
+        """Gate G0 on the output, once it is in host memory, and what was decided."""
         if not hasattr(output, "get_output"):
             return self._closed(output)
         stock = output.get_output
@@ -118,8 +117,8 @@ class Done:
                 row = output.req_id_to_index.get(work.request_id)
                 if row is not None and self.mailbox.gate(work.slot) is GateState.STALE:
                     output.sampled_token_ids[row] = []
-        if self.branch is not None:
-            setattr(output, BRANCH, self.branch.value)
+        if self.ended is not None:
+            setattr(output, ENDED, self.ended)
         return output
 
 

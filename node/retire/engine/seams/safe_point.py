@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine import fence_policy
 from retire.engine.fence_policy import Branch, Running
+from retire.engine.step_plan import Ended
 from retire.mailbox import GateState, MailboxView, Overlaps, ProgressLines
 from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STOPPED_AT
 
@@ -74,7 +75,7 @@ class SafePoints:
         self._margin = 2  # layers between a proposal and its stop
         self._changes = _UNKNOWN
         self.layers = 0  # of the step so far
-        self.branch: Branch | None = None  # what was decided for the step; None: nothing was asked
+        self.ended: Ended | None = None  # what was decided for the step; None: nothing was asked
 
     @property
     def mailbox(self) -> MailboxView:
@@ -89,7 +90,7 @@ class SafePoints:
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
         """Before a step; the first look at the mailbox is at its first safe point."""
         ahead = run_ahead(plan, self.layers)  # of the step before: the model's
-        self.layers, self._layer_name, self.branch = 0, None, None
+        self.layers, self._layer_name, self.ended = 0, None, None
         self._started_s = time.monotonic()
         self._changes = _UNKNOWN
         assert self.mailbox
@@ -119,8 +120,7 @@ class SafePoints:
         if plan is None:
             return
         if self._agreement is not None and self._agreement.reached(plan.serial, self.layers):
-            self.branch = Branch.LAYER_STOP
-            raise StepAbandoned
+            self._stop()
         changes = self.mailbox.changes()
         if changes != self._changes:
             self._changes = changes
@@ -138,16 +138,23 @@ class SafePoints:
             elapsed_ms=elapsed_ms,
             predicted_ms=plan.predicted_ms,
         )
-        # Where the host is the device, and before the first layer, a stop costs nothing.
-        left = self._pace.ahead + 1 if self._pace is not None and self.layers else 0
-        stop_ms = elapsed_ms / max(1, self.layers) * left
-        branch = fence_policy.choose(running, stop_ms=stop_ms)
-        if self._agreement is None:
-            self.branch = branch
-            if branch is Branch.LAYER_STOP:
-                raise StepAbandoned
-        elif branch is Branch.LAYER_STOP:
+        if fence_policy.choose(running, stop_ms=self._left_ms()) is Branch.FINISH:
+            self.ended = Ended(Branch.FINISH)
+        elif self._agreement is None:
+            self._stop()
+        else:
             self._agreement.propose(self.layers + self._margin)
+
+    def _stop(self) -> None:
+        self.ended = Ended(Branch.LAYER_STOP, self._left_ms())
+        raise StepAbandoned
+
+    def _left_ms(self) -> float:
+        """What a stop here leaves to the device; nothing where the host is the device."""
+        if self._pace is None or not self.layers:
+            return 0.0
+        elapsed_ms = (time.monotonic() - self._started_s) * 1e3
+        return elapsed_ms / self.layers * (self._pace.ahead + 1)
 
     def _stale_tokens(self, plan: StepPlan) -> int:
         gate = self.mailbox.gate

@@ -32,8 +32,8 @@ from retire.engine.seams.core import request_state
 from retire.engine.seams.kv_cache import KvCache
 from retire.engine.seams.runner import may_abandon
 from retire.engine.seams.step_fence import StepFence
-from retire.engine.step_control import StepControl, bound_from_env, branch_of
-from retire.engine.step_plan import ABANDONED, BRANCH
+from retire.engine.step_control import StepControl, bound_from_env, fence_of
+from retire.engine.step_plan import ABANDONED, ENDED
 from retire.engine.tag import Tag
 from retire.mailbox import GateState, MailboxView, SlotFlags
 from retire.telemetry.history import History
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
-    from retire.engine.fence_policy import Branch
+    from retire.engine.step_plan import Ended
+    from retire.protocol.contract import Fence
+
 
 QUANTUM_ENV = "RETIRE_QUANTUM_TOKENS"
 
@@ -87,7 +89,8 @@ class RetireSchedulerMixin(StepFence):
         ] = {}  # step -> scoped request -> blocks it writes
         self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
         self._abandoned: set[int] = set()  # blocks that the step being processed did not write
-        self._branch: Branch | None = None  # how that step ended for what was superseded in it
+        self._fence: Fence | None = None  # how that step ended for what was superseded in it
+        self._ended_step: Ended | None = None  # and what its worker decided
 
     # --- ADVANCE and FENCE -------------------------------------------------------------------
 
@@ -145,6 +148,7 @@ class RetireSchedulerMixin(StepFence):
             frontier=self._frontier(request),
             superseded=stale,
             residual_ms=self._residual_ms(request, tag) if stale else None,
+            fence=self._fence if stale else None,
         )
 
     def _free_request_blocks(self, request: Request) -> None:
@@ -263,7 +267,8 @@ class RetireSchedulerMixin(StepFence):
         writes = self._writes.pop(id(scheduler_output), {})
         abandoned = getattr(model_runner_output, ABANDONED, False)
         plan = self.steps.done(id(scheduler_output), abandoned=abandoned, now_s=time.monotonic())
-        self._branch = branch_of(plan, getattr(model_runner_output, BRANCH, None))
+        self._ended_step = getattr(model_runner_output, ENDED, None)
+        self._fence = fence_of(plan, self._ended_step)
         if self.tags or writes:
             self._fence_step(scheduler_output, model_runner_output, writes)
         outputs = super().update_from_output(scheduler_output, model_runner_output)

@@ -31,7 +31,8 @@ class StepFence:
         if self._step is None or request.request_id not in self._step.num_scheduled_tokens:
             return None
         advanced_ns = self.mailbox.changed_ns(tag.slot.index)
-        return max(0.0, (time.monotonic_ns() - advanced_ns) / 1e6)
+        left_ms = self._ended_step.left_ms if self._ended_step is not None else 0.0
+        return max(0.0, (time.monotonic_ns() - advanced_ns) / 1e6) + left_ms
 
     def _frontier(self, request: Request) -> int:
         """Tokens whose KV is written for certain; un-hashes the blocks past it."""
@@ -55,7 +56,7 @@ class StepFence:
             return
         setattr(output, PLAN, plan)
         if plan.may_stop or self.chronicle.on:
-            self._record_writes(output, work, everybody=plan.armed)
+            self._record_writes(output, work, everybody=plan.may_stop)
 
     def _record_writes(
         self, output: SchedulerOutput, work: dict[str, tuple[int, int]], *, everybody: bool

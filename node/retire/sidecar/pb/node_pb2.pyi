@@ -166,7 +166,7 @@ class RetiredRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., frontier_tokens: _Optional[int] = ..., last_published_index: _Optional[int] = ...) -> None: ...
 
 class Fenced(_message.Message):
-    __slots__ = ("participants", "requests", "residual_ms", "pinned_blocks", "quota_left", "ms", "missing")
+    __slots__ = ("participants", "requests", "residual_ms", "pinned_blocks", "quota_left", "ms", "missing", "branch", "predicted_ms")
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,8 @@ class Fenced(_message.Message):
     QUOTA_LEFT_FIELD_NUMBER: _ClassVar[int]
     MS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_MS_FIELD_NUMBER: _ClassVar[int]
     participants: _containers.RepeatedCompositeFieldContainer[Participant]
     requests: _containers.RepeatedCompositeFieldContainer[RetiredRequest]
     residual_ms: float
@@ -181,7 +183,9 @@ class Fenced(_message.Message):
     quota_left: int
     ms: float
     missing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RetiredRequest, _Mapping]]] = ..., residual_ms: _Optional[float] = ..., pinned_blocks: _Optional[int] = ..., quota_left: _Optional[int] = ..., ms: _Optional[float] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    branch: str
+    predicted_ms: float
+    def __init__(self, participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RetiredRequest, _Mapping]]] = ..., residual_ms: _Optional[float] = ..., pinned_blocks: _Optional[int] = ..., quota_left: _Optional[int] = ..., ms: _Optional[float] = ..., missing: _Optional[_Iterable[str]] = ..., branch: _Optional[str] = ..., predicted_ms: _Optional[float] = ...) -> None: ...
 
 class ScopeRequest(_message.Message):
     __slots__ = ("key", "expected", "idempotency_key", "body_digest", "traceparent")
