@@ -5,7 +5,7 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.13-slim
 # The tag is the vLLM of uv.lock; tests/images compares them.
 ARG VLLM_IMAGE=docker.io/vllm/vllm-openai:v0.26.0
 
-FROM ${PYTHON_IMAGE} AS build
+FROM ${PYTHON_IMAGE} AS sources
 ARG UV_VERSION=0.13.9
 # Where packages come from; build arguments of this stage are in no image that is shipped.
 ARG PIP_INDEX_URL
@@ -16,6 +16,8 @@ WORKDIR /opt/retire
 COPY pyproject.toml uv.lock ./
 COPY node/pyproject.toml node/
 COPY operator/pyproject.toml operator/
+
+FROM sources AS build
 # The locked dependencies first: they change less often than the sources.
 # The Kubernetes client ships every model twice; its asyncio half (a third of the image) is not used.
 RUN /opt/uv/bin/uv sync --frozen --no-dev --package retire-operator --no-install-workspace \
@@ -40,7 +42,8 @@ ENTRYPOINT []
 CMD ["python", "-m", "retire_operator"]
 
 # What the node adds to the vLLM image: our wheel, and the versions its light dependencies are locked to.
-FROM build AS wheel
+FROM sources AS wheel
+COPY node/retire node/retire
 RUN /opt/uv/bin/uv build --wheel --package retire --out-dir /wheels \
  && /opt/uv/bin/uv export --frozen --no-dev --no-hashes --no-emit-workspace --package retire --extra sidecar --output-file /wheels/constraints.txt
 
@@ -54,18 +57,9 @@ LABEL org.opencontainers.image.title="retire-node" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 USER 0:0
-# What the image has stays as it is, torch and vLLM above all; what it lacks comes in the locked version.
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore \
- && python3 -m pip freeze --all | grep -iE '^(torch|vllm)==' | sort > /tmp/kept \
- && python3 -m pip list --format=freeze | cut -d= -f1 | tr 'A-Z_.' 'a-z--' | sort > /tmp/present \
- && grep -E '^[a-z0-9-]+==' /wheels/constraints.txt | sed 's/ *;.*//' \
-    | awk -F== 'NR == FNR { present[$1]; next } !($1 in present)' /tmp/present - > /tmp/constraints \
- && python3 -m pip install --no-cache-dir --constraint /tmp/kept --constraint /tmp/constraints \
-    "$(echo /wheels/retire-*.whl)[sidecar]" \
- && python3 -m pip freeze --all | grep -iE '^(torch|vllm)==' | sort | diff /tmp/kept - \
- && rm /tmp/kept /tmp/present /tmp/constraints \
+    --mount=type=bind,source=scripts/images_node.py,target=/opt/images_node.py \
+    python3 /opt/images_node.py /wheels \
  && groupadd --gid 65532 retire \
  && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /cache --shell /usr/sbin/nologin retire
 USER 65532:65532
