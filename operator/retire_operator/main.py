@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import kopf
 from kubernetes.client import CoordinationV1Api
@@ -230,6 +230,8 @@ class Operator:
         await kopf.operator(
             registry=handlers.registry(self._on_event, health=self.health),
             standalone=True,
+            # Otherwise kopf looks for this user's name, and an image may not know its own uid.
+            identity=cast("Any", self._settings.identity),
             clusterwide=not namespaces,
             namespaces=namespaces,
             liveness_endpoint=f"http://{self._settings.http_listen}/healthz",
