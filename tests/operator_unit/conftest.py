@@ -22,8 +22,9 @@ __all__ = ["cluster", "crd", "namespace"]
 @pytest.fixture
 async def lab(cluster: ExistingCluster, crd: str, namespace: str) -> AsyncIterator[object]:
     """A registry, an operator process, and nodes on request, in a namespace of its own."""
-    from operator_lab import Lab
+    from e2e.installation import Lab
 
     del crd
     async with Lab(cluster, namespace) as made:
         yield made
+        made.print_logs()

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from operator_lab import Lab, condition, stop
 from sidecar_world import Story
 
+from e2e.installation import Lab, condition, stop
 from e2e.processes import free_port
 from retire.protocol.versions import ScopeKey, Version
 

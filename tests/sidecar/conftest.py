@@ -13,7 +13,9 @@ import pytest
 
 # The tests fork servers while gRPC runs; its own fork handlers may end such a child at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
+# importmode=importlib puts nothing there: the folder's own modules, e2e.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[2]))
 
 from sidecar_world import Sidecar
 

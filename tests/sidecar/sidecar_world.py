@@ -1,199 +1,31 @@
-"""A node for the sidecar's tests: the real process, and gates that attach to it like API
-processes.
-"""
+"""Nodes of the sidecar tests (``e2e.sidecar_nodes``), one with planted faults, and stories."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from retire.mailbox import GateState, MailboxView, SlotRef
+from e2e import sidecar_nodes
+from e2e.sidecar_nodes import Gate, eventually
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar import convert
 from retire.sidecar.client import Joined, Mutation, NodeClient
 from retire.sidecar.pb import node_pb2 as pb
 
+__all__ = ["LEASE_S", "Gate", "Sidecar", "Story", "collected", "eventually"]
+
 LEASE_S = 2.0
 
 
-class Sidecar:
-    """One sidecar process of a node, restartable on the same files."""
+class Sidecar(sidecar_nodes.Sidecar):
+    """One that can be started with a planted fault."""
 
-    def __init__(self, folder: Path, url: str, *, node: str = "a", **env: str) -> None:
-        self.folder, self.node = folder / node, node
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.socket = self.folder / "node.sock"
-        self.mailbox = self.folder / "mailbox"
-        self.log = self.folder / "log"
-        self.history = self.folder / "history"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.env = {
-            **{name: value for name, value in os.environ.items() if "RETIRE" not in name},
-            "RETIRE_NODE": node,
-            "RETIRE_REGISTRY_URL": url,
-            "RETIRE_RUN_DIR": str(self.folder),
-            "RETIRE_TERM_FILE": str(folder / "term"),
-            "RETIRE_HISTORY": str(self.history),
-            "RETIRE_SLOTS": "1024",
-            **env,
-        }
-
-    def start(self) -> Sidecar:
-        planted = Path(__file__).with_name("sidecar_planted.py")
-        with self.log.open("ab") as log:
-            what = (
-                [str(planted)] if "RETIRE_TEST_STALL" in self.env else ["-m", "retire.sidecar.main"]
-            )
-            command = [sys.executable, *what]
-            self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
-        return self
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.end(signal.SIGKILL)
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(10)
-
-    @property
-    def rss_mb(self) -> float:
-        assert self.process is not None
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
-
-    def client(self) -> NodeClient:
-        return NodeClient(f"unix:{self.socket}")
-
-    async def until(
-        self, condition: Callable[[pb.StatusReply], bool], timeout_s: float = 40.0
-    ) -> pb.StatusReply:
-        """The first status that satisfies ``condition``."""
-        async with self.client() as client:
-            return await eventually(lambda: _status(client), condition, timeout_s)
-
-    async def until_held(self) -> pb.StatusReply:
-        return await self.until(lambda s: s.lease == "held")
-
-
-async def _status(client: NodeClient) -> pb.StatusReply | None:
-    with contextlib.suppress(Exception):
-        return await client.status()
-    return None
-
-
-async def eventually(
-    ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], s: float
-) -> Any:
-    """Ask again until the answer holds; fails after ``s`` seconds, showing the last answer."""
-    end, answer = time.monotonic() + s, None
-    while time.monotonic() < end:
-        answer = await ask()
-        if answer is not None and holds(answer):
-            return answer
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"did not become true in {s} s; last: {answer}")
-
-
-class Gate:
-    """An API process in miniature: attaches, reads the mailbox, acks Switch, answers Fence."""
-
-    def __init__(self, sidecar: Sidecar, name: str = "g1", *, engine: str = "e1") -> None:
-        self.sidecar, self.name, self.engine = sidecar, name, engine
-        self.client = sidecar.client()
-        self.welcomed = asyncio.Event()
-        self.switches: list[pb.Switch] = []
-        self.fences: list[pb.Fence] = []
-        self.quotas: list[pb.Quota] = []
-        self.scopes: list[ScopeKey] = []
-        self.live: dict[str, int] = {}  # scope -> live requests, for Inspect
-        self.last_published: dict[str, int] = {}
-        self.hold = asyncio.Event()  # cleared: a Switch is not acked until it is set
-        self.hold.set()
-        self.fence_reply = pb.Fenced()
-        self.warms: list[pb.Warm] = []
-        self.warm_reply = pb.WarmDone()
-        self.warm_error: Exception | None = None
-        self.hold_warm = asyncio.Event()
-        self.hold_warm.set()
-        self._view: MailboxView | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Gate:
-        self._task = asyncio.create_task(
-            self.client.attach(self._hello, self, on_welcome=lambda _: self.welcomed.set())
-        )
-        await asyncio.wait_for(self.welcomed.wait(), 15)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self.client.close()
-        if self._view is not None:
-            self._view.detach()
-
-    def _hello(self) -> pb.Hello:
-        return pb.Hello(
-            gate=self.name,
-            pid=os.getpid(),
-            engine_boot_id=self.engine,
-            vllm_version="0.26.0",
-            model=f"model-of-{self.engine}",
-            fingerprint="f" * 8,
-            block_size=16,
-            num_blocks=512,
-            scopes=[convert.key_to(key) for key in self.scopes],
-        )
-
-    def may_publish(self, slot: pb.SlotRef) -> bool:
-        """The gate check of a real gate, on the real file."""
-        return self._mailbox().check(slot.index, slot.stamp)
-
-    def state(self, slot: pb.SlotRef) -> GateState:
-        return self._mailbox().gate(SlotRef(slot.index, slot.tenure, slot.stamp))
-
-    def _mailbox(self) -> MailboxView:
-        if self._view is None:
-            self._view = MailboxView.attach(self.sidecar.mailbox)
-        return self._view
-
-    async def switch(self, command: pb.Switch) -> dict[str, int]:
-        self.switches.append(command)
-        await self.hold.wait()
-        return self.last_published
-
-    async def fence(self, command: pb.Fence) -> pb.Fenced:
-        self.fences.append(command)
-        return self.fence_reply
-
-    async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
-        count = self.live.get(command.key.scope, 0)
-        return pb.InspectReply(requests=[pb.LiveRequest(request_id=f"r{n}") for n in range(count)])
-
-    async def warm(self, command: pb.Warm) -> pb.WarmDone:
-        self.warms.append(command)
-        await self.hold_warm.wait()
-        if self.warm_error is not None:
-            raise self.warm_error
-        return self.warm_reply
-
-    def quota(self, command: pb.Quota) -> None:
-        self.quotas.append(command)
+    def program(self) -> list[str]:
+        if "RETIRE_TEST_STALL" in self.env:
+            return [str(Path(__file__).with_name("sidecar_planted.py"))]
+        return super().program()
 
 
 class Story:

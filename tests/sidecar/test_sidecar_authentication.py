@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecar_certificates import replace
 from sidecar_kube import KubeServer, account_of
 from sidecar_world import Sidecar, eventually
 
+from e2e.sidecar_certificates import replace
 from retire.protocol.errors import Forbidden, InvalidField, Unauthenticated, Unavailable
 from retire.sidecar import token_reviews
 from retire.sidecar.config import KubeAccess, Settings

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sidecar_certificates import OPERATOR, SERVER, Authority, env, replace
 from sidecar_world import Gate, Sidecar, Story, eventually
 
+from e2e.sidecar_certificates import OPERATOR, SERVER, Authority, env, replace
 from retire.protocol.errors import Forbidden, InvalidField, RetireError, Unavailable
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar.client import NodeClient

@@ -1,10 +1,13 @@
 """A small installation on a real API server: Valkey, operator processes, sidecar processes with
-pods that say where they are. The gates are the sidecar tests' (an API process in miniature).
+pods that say where they are. The gates are API processes in miniature (``e2e.sidecar_nodes``).
+
+For tests and benches. Owns its folder, its namespace's objects and every process it starts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import shutil
 import signal
@@ -17,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import redis.asyncio
-from sidecar_certificates import OPERATOR, SERVER, Authority, env
-from sidecar_world import Gate, Sidecar, eventually
+import yaml
 
 from e2e.api import ApiError
 from e2e.processes import free_port
+from e2e.sidecar_certificates import OPERATOR, SERVER, Authority, env
+from e2e.sidecar_nodes import Gate, Sidecar, eventually
 from retire.registry.embedded import EmbeddedServer
 from retire.sidecar.pb import node_pb2 as pb
 from retire_operator.resource import POOL_LABEL
@@ -42,6 +46,7 @@ class Engine(Gate):
         self.warmed: list[pb.Warm] = []
 
     async def warm(self, command: pb.Warm) -> pb.WarmDone:
+        """Most of the prompt was there."""
         self.warmed.append(command)
         return pb.WarmDone(prompt_tokens=40, cached_tokens=32)
 
@@ -49,7 +54,7 @@ class Engine(Gate):
 class LabNode:
     """A sidecar process, its engine's gate, and its pod."""
 
-    def __init__(self, sidecar: Sidecar, engine: Engine, port: int) -> None:
+    def __init__(self, sidecar: Sidecar, engine: Any, port: int) -> None:
         self.sidecar, self.engine, self.port = sidecar, engine, port
 
 
@@ -81,11 +86,14 @@ class Lab:
             node.sidecar.kill()
         self.registry.__exit__(None, None, None)
         await asyncio.to_thread(self._forget)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def print_logs(self) -> None:
+        """The ends of every log, for a test that failed."""
         for log in self.folder.glob("*/log"):
             print(f"--- {log}\n{log.read_text()[-6000:]}")
         for log in self.folder.glob("operator-*.log"):
             print(f"--- {log}\n{log.read_text()[-12000:]}")
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- processes
 
@@ -112,7 +120,14 @@ class Lab:
         self.operators.append(process)
         return process
 
-    async def node(self, name: str = "node-0", *, pool: str = "default") -> LabNode:
+    async def node(
+        self,
+        name: str = "node-0",
+        *,
+        pool: str = "default",
+        engine: Callable[[Sidecar], Gate] = Engine,
+        **more: str,
+    ) -> LabNode:
         """Start a sidecar with a gate; its pod is ready when the node is."""
         port = free_port()
         sidecar = Sidecar(
@@ -126,12 +141,13 @@ class Lab:
             RETIRE_KUBE_ACCOUNT=str(self._account),
             RETIRE_FENCE_WAIT_S="1",
             **env(self._server),
+            **more,
         ).start()
         await sidecar.until_held()
-        engine = Engine(sidecar)
-        await engine.__aenter__()
+        gate = engine(sidecar)
+        await gate.__aenter__()
         await sidecar.until(lambda status: status.ready)
-        made = self.nodes[name] = LabNode(sidecar, engine, port)
+        made = self.nodes[name] = LabNode(sidecar, gate, port)
         await asyncio.to_thread(self._pod, name, port, pool)
         return made
 
@@ -155,6 +171,7 @@ class Lab:
         await client.aclose()
 
     def delete_pod(self, name: str) -> None:
+        """At once: no kubelet ends it."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
         self.cluster.api.delete(path, gracePeriodSeconds=0)
 
@@ -171,15 +188,18 @@ class Lab:
         return self.cluster.api.apply(f"{self._path}/{name}", body, "author")
 
     def get(self, name: str) -> dict[str, Any] | None:
+        """The object; None: there is none."""
         try:
             return self.cluster.api.get(f"{self._path}/{name}")
         except ApiError:
             return None
 
     def delete(self, name: str) -> None:
+        """kubectl delete --wait=false."""
         self.cluster.api.delete(f"{self._path}/{name}")
 
     def events(self, name: str) -> list[dict[str, Any]]:
+        """Events about the object."""
         found = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/events")
         return [e for e in found["items"] if e["involvedObject"]["name"] == name]
 
@@ -196,11 +216,13 @@ class Lab:
         )
 
     async def until_ready(self, name: str, version: str) -> dict[str, Any]:
+        """Until it is ready at a version."""
         return await self.until(
             name, lambda s: s.get("version") == version and condition(s, "Ready")[0] == "True"
         )
 
     async def until_reason(self, name: str, reason: str, kind: str = "Ready") -> dict[str, Any]:
+        """Until a condition gives a reason."""
         return await self.until(name, lambda s: condition(s, kind)[1] == reason)
 
     async def until_gone(self, name: str, limit_s: float = LIMIT_S) -> float:
@@ -288,10 +310,6 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 
 def _ca_of(cluster: ExistingCluster) -> bytes:
-    import base64
-
-    import yaml
-
     entry = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     if "certificate-authority-data" in entry:
         return base64.b64decode(entry["certificate-authority-data"])

@@ -1,4 +1,6 @@
-"""Real certificates for the sidecar tests: a CA, leaves with names and ages, replaced as files."""
+"""Real certificates between operator and sidecars: a CA, leaves with names and ages, replaced as
+files. For tests and benches: the keys lie unencrypted beside them.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ class Authority:
 
     @classmethod
     def make(cls, name: str) -> Authority:
+        """A new one."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
         builder = _builder(subject, subject, key, days=1)
@@ -73,6 +76,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def env(tls: Tls) -> dict[str, str]:
+    """What a process is told of its files."""
     return {
         "RETIRE_TLS_CERT": str(tls.cert),
         "RETIRE_TLS_KEY": str(tls.key),
