@@ -35,7 +35,8 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
-        self._argv = list(argv)
+        # Nothing outlives whoever started it, however that ended.
+        self._argv = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
         self._env = env
         self._child: subprocess.Popen[bytes] | None = None
 

@@ -34,6 +34,8 @@ def tiny_model(name: str = "qwen3-tiny", root: Path | None = None) -> Path:
     path = (root or default_dir()) / name
     if not (path / "done").exists():
         _make(name, path)
+    for file in path.iterdir():
+        file.chmod(0o644)  # safetensors makes 0600; a container runs as somebody else
     return path
 
 
