@@ -67,7 +67,7 @@ class Network:
             [
                 f"address add {self.gateway}/24 dev {self.bridge}",
                 f"link set {self.bridge} up",
-                f"route add local {self._address(0)}/18 dev lo",
+                f"route replace local {self._address(0)}/18 dev lo",  # one may be left behind
             ]
         )
 
