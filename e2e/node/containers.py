@@ -170,6 +170,10 @@ class Container:
                 self.waits("CreateContainerConfigError", str(error))
             except UnknownImage as error:
                 self.waits("ErrImagePull", str(error))
+            except StartFailed:
+                raise
+            except Exception as error:  # a pod that this harness cannot read: say so, do not hang
+                self.waits("HarnessError", f"{type(error).__name__}: {error}")
             await asyncio.sleep(self._pod.delays.config_retry_s)
 
     def _become(self, state: State) -> None:

@@ -162,4 +162,5 @@ def _resource(reference: Object, container: Object) -> str:
     kind, _, name = reference["resource"].partition(".")
     resources = container.get("resources", {})
     amount = resources.get(kind, {}).get(name) or resources.get("limits", {}).get(name, "0")
-    return str(math.ceil(quantity(amount) / quantity(reference.get("divisor", "1"))))
+    divisor = quantity(reference.get("divisor", "0")) or 1.0  # the API server writes 0 for none
+    return str(math.ceil(quantity(amount) / divisor))
