@@ -95,9 +95,7 @@ class Operator:
             on_change=self._on_pool,
             call_timeout_s=settings.call_timeout_s,
         )
-        self.registry = AsyncRegistry(
-            settings.registry_url, RegistrySettings(create_when_empty=False)
-        )
+        self.registry = self._connect(False)
         self.namespaces = Namespaces(kube, only=settings.watch_namespaces, clock=time.monotonic)
         self._wire_guard()
         self.pods = PodInformer(
@@ -117,12 +115,18 @@ class Operator:
             TermLease(lease, identity=settings.identity),
             Gatherer(self._bodies, lambda: self.pool),
             book,
-            connect=lambda create: AsyncRegistry(
-                settings.registry_url, RegistrySettings(create_when_empty=create)
-            ),
+            connect=self._connect,
             clock=time.monotonic,
         )
         self.tenants = TenantQuotas(book, self.registry, self.guard, clock=time.monotonic)
+
+    def _connect(self, create_when_empty: bool) -> AsyncRegistry:
+        return AsyncRegistry(
+            self._settings.registry_url,
+            RegistrySettings(
+                durability=self._settings.registry_durability, create_when_empty=create_when_empty
+            ),
+        )
 
     def _reconciler(self) -> Reconciler:
         sources = Sources(

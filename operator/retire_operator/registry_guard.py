@@ -218,6 +218,7 @@ class RegistryGuard:
 
     async def _open_first(self, term: Term) -> RegistryState:
         """Nothing was ever known to anybody: the only time that an empty registry is a new one."""
+        await self._registry.check_durability()  # a term is not spent on what cannot be written
         made = await self._lease.advance(term.number)
         opener = self._connect(True)
         try:
@@ -248,6 +249,7 @@ class RegistryGuard:
         target = max(term.number, facts.term, self._term_seen) + 1
         plans = plan_rebuild(facts, held, target)
         quotas = {plan.tenant: await self._quota(plan) for plan in plans.values()}
+        await self._registry.check_durability()  # a term is not spent on what cannot be written
         made = await self._lease.advance(term.number, target)
         self._note(made, facts, held)
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from retire.protocol.errors import InvalidField
-from retire.registry.settings import checked_url
+from retire.registry.settings import Durability, checked_url, durability_from_env
 from retire.sidecar.config import Tls
 
 TERM_LEASE: Final = "retire-term"
@@ -27,6 +27,7 @@ class Settings:
     """Everything the operator is told. Times in seconds."""
 
     registry_url: str
+    registry_durability: Durability
     term_lease: str  # namespace/name
     node_namespace: str
     watch_namespaces: tuple[str, ...] = ()  # empty: every namespace
@@ -47,6 +48,7 @@ class Settings:
         source = os.environ if env is None else env
         return cls(
             registry_url=_url(source),
+            registry_durability=durability_from_env(source),
             term_lease=_term_lease(source),
             node_namespace=_namespace(source, "RETIRE_NODE_NAMESPACE"),
             watch_namespaces=_namespaces(source),

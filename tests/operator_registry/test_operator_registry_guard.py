@@ -318,3 +318,28 @@ async def test_a_registry_of_the_same_term_that_is_another(world: World):
     node.reachable = False
     world.crs = []
     assert (await world.synced(guard)).term == 2
+
+
+@pytest.mark.parametrize("when", ["first", "rebuild"])
+async def test_no_term_is_spent_on_a_registry_that_cannot_be_written(
+    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    """A server that may lose commits is refused before the Lease rises, however often one looks."""
+    if when == "rebuild":
+        await world.inhabit()
+        await world.flush()
+    before = world.lease.stored.term if world.lease.stored else 0
+    guard = world.guard()
+
+    async def refused() -> None:
+        raise RegistryUnavailable("appendonly is off")
+
+    monkeypatch.setattr(guard._registry, "check_durability", refused)
+    for _ in range(3):
+        state = await guard.check()
+        assert (state.synced, state.reason) == (False, UNAVAILABLE)
+        assert "appendonly is off" in state.message
+        world.clock.now_s += 20.0
+    assert (world.lease.stored.term if world.lease.stored else 0) == before
+    monkeypatch.undo()  # control: with a server that can be written it goes on by itself
+    assert (await world.synced(guard)).term == before + 1

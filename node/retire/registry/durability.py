@@ -59,7 +59,10 @@ def _syncs_always(config: Mapping[str, Any]) -> bool:
 def _of_server(info: Mapping[str, Any] | None, config: Mapping[str, Any] | None) -> str | None:
     """Why WAITAOF cannot make this server durable; None when it can."""
     if info is None:
-        return "its user may call neither CONFIG GET nor INFO; state durability in the settings"
+        return (
+            "its user may call neither CONFIG GET nor INFO; state what it does with"
+            " RETIRE_REGISTRY_DURABILITY"
+        )
     if not int(info.get("aof_enabled", 0)):
         return "appendonly is off"
     if config is not None and config.get("appendfsync") == "no":
@@ -69,7 +72,7 @@ def _of_server(info: Mapping[str, Any] | None, config: Mapping[str, Any] | None)
     if config is None:
         return (
             "its user may not call CONFIG GET, and it has no WAITAOF: if appendfsync is always,"
-            ' say so with durability="fsync-always"'
+            " say so with RETIRE_REGISTRY_DURABILITY=fsync-always"
         )
     return f"appendfsync is {config.get('appendfsync')} and it has no WAITAOF"
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from retire.protocol.contract import Policy
     from retire.protocol.versions import ScopeKey, Version
+    from retire.registry.settings import Durability
 
 
 class CommitKind(Enum):
@@ -290,6 +291,10 @@ class Registry(Protocol):
         publish lease a node of an older term may still hold; until it has passed, each Commit
         counts it as gate "*".
         """
+        ...
+
+    async def check_durability(self) -> Durability:
+        """How writes become durable at this server; RegistryUnavailable when they do not."""
         ...
 
     async def close(self) -> None:

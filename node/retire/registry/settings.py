@@ -5,6 +5,7 @@ The only module that constructs redis-py clients. Must never import the operatio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -60,6 +61,18 @@ class RegistrySettings:
             raise InvalidField("registry.backoff_max_s", self.backoff_max_s, "seconds above 0")
         if self.durability is Durability.VOLATILE and not self.allow_volatile:
             raise InvalidField("registry.durability", "volatile", "used with allow_volatile=True")
+
+
+DURABILITY_ENV: Final = "RETIRE_REGISTRY_DURABILITY"
+
+
+def durability_from_env(env: Mapping[str, str]) -> Durability:
+    """What is stated of the server where it may not be asked; a bad value names the variable."""
+    known = tuple(one.value for one in Durability if one is not Durability.VOLATILE)
+    value = env.get(DURABILITY_ENV) or Durability.DETECT.value
+    if value not in known:
+        raise InvalidField(DURABILITY_ENV, value, "one of " + ", ".join(known))
+    return Durability(value)
 
 
 def checked_url(url: str, *, cluster: bool) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol.errors import InvalidField
+from retire.registry.settings import Durability, durability_from_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +84,7 @@ class Settings:
 
     node: str
     registry_url: str
+    registry_durability: Durability
     run_dir: Path  # 0700; holds the socket and by default the mailbox
     socket: Path  # 0600, the engine's API processes attach here
     mailbox: Path
@@ -114,6 +116,7 @@ class Settings:
         settings = cls(
             node=source.get("RETIRE_NODE") or socket.gethostname(),
             registry_url=source.get("RETIRE_REGISTRY_URL", "redis://127.0.0.1:6379/0"),
+            registry_durability=durability_from_env(source),
             run_dir=run_dir,
             socket=_path(source, "RETIRE_SOCKET", run_dir / "node.sock"),
             mailbox=_path(source, "RETIRE_MAILBOX", run_dir / "mailbox"),

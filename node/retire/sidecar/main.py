@@ -98,7 +98,13 @@ def _given(settings: Settings, api: KubeApi | None) -> Given:
     return Given(
         settings=settings,
         registry=AsyncRegistry(
-            url, RegistrySettings(timeout_s=timeout_s, retries=1, create_when_empty=first)
+            url,
+            RegistrySettings(
+                timeout_s=timeout_s,
+                retries=1,
+                durability=settings.registry_durability,
+                create_when_empty=first,
+            ),
         ),
         terms=terms,
         term=term,
