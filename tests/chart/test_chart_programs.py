@@ -10,6 +10,7 @@ from chart_render import ROOT, VARIANTS, containers, secret
 
 from retire.protocol.versions import ScopeKey
 from retire.registry.acl import Role, acl_line, acl_rule
+from retire.registry.settings import Durability
 from retire.sidecar.config import Settings as SidecarSettings
 from retire_operator.settings import Settings as OperatorSettings
 
@@ -90,6 +91,8 @@ def test_the_sidecar_takes_its_environment(name: str, variant, tmp_path: Path):
     assert settings.mailbox == Path("/run/retire/node/mailbox")
     assert settings.lease_s == (0.5 if name == "cpu" else 2.0)
     assert settings.pin_quota_blocks == (0 if name == "cpu" else None)
+    stated = Durability.DETECT if name == "production" else Durability.FSYNC_ALWAYS
+    assert settings.durability is stated
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "pool"])

@@ -27,6 +27,9 @@
     secretKeyRef:
       name: {{ include "retire.registryClients" (index . 0) }}
       key: {{ index . 1 }}-url
+# Stated, because these users may not read the server's configuration.
+- name: RETIRE_REGISTRY_DURABILITY
+  value: {{ ternary "fsync-always" (index . 0).Values.registry.external.durability (eq (index . 0).Values.registry.mode "bundled") }}
 {{- end -}}
 
 {{/* Call with (list . "sidecar" password). */}}
