@@ -92,7 +92,7 @@ def test_the_sidecar_takes_its_environment(name: str, variant, tmp_path: Path):
     assert settings.lease_s == (0.5 if name == "cpu" else 2.0)
     assert settings.pin_quota_blocks == (0 if name == "cpu" else None)
     stated = Durability.DETECT if name == "production" else Durability.FSYNC_ALWAYS
-    assert settings.durability is stated
+    assert settings.registry_durability is stated
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "pool"])
