@@ -86,6 +86,7 @@ class Admission:
             await self._app(scope, receive, send)
             return
         call = Call(scope, Received(receive), send, publication)
+        publication.body = call.receive.given
         try:
             error = await self._admitted(call)
         except CallerLeft:

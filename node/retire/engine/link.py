@@ -14,6 +14,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
+from retire.engine import overlap
 from retire.engine.admissions import Admissions
 from retire.engine.authentication import Authenticator
 from retire.engine.inputs import Inputs
@@ -21,7 +22,7 @@ from retire.engine.publication import Ended, Publications
 from retire.engine.repeats import Repeats
 from retire.engine.replies import NO_SIDECAR
 from retire.engine.warming import Context, Warming
-from retire.mailbox import MailboxView
+from retire.mailbox import MailboxView, Overlaps
 from retire.protocol.errors import InvalidField, RetireError, Unavailable
 from retire.protocol.history import Published
 from retire.sidecar import convert
@@ -31,11 +32,12 @@ from retire.telemetry.history import History
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from retire.engine.core_calls import CoreCalls
     from retire.engine.settings import Settings
     from retire.engine.tag import Tag
+    from retire.protocol.versions import ScopeKey
 
 _log = logging.getLogger("retire.engine")
 
@@ -69,6 +71,7 @@ class SidecarLink:
         self._settings = settings
         self._client: NodeClient | None = None
         self._view: MailboxView | None = None
+        self._overlaps: Overlaps | None = None
         self._engine: dict[str, Any] = {}
         self._attached = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,6 +107,7 @@ class SidecarLink:
                 self._view = (
                     MailboxView.attach()
                 )  # an older view stays mapped: its gates stay closed
+                self._overlaps = Overlaps.attach(writable=True)
         except InvalidField as error:  # our configuration, not the caller's field
             raise Unavailable(f"mailbox: {error}") from error
         return self._view
@@ -158,6 +162,12 @@ class SidecarLink:
         )
         warmed = await self.warming.warm(context)
         return pb.WarmDone(prompt_tokens=warmed.prompt_tokens, cached_tokens=warmed.cached_tokens)
+
+    def foresee(self, key: ScopeKey, request: Mapping[str, Any]) -> None:
+        """A SUPERSEDE is about to commit: how much its request shares with what runs here."""
+        self.mailbox()
+        assert self._overlaps is not None
+        overlap.tell(self._overlaps, self.publications.live(key), key, request)
 
     def quota(self, command: pb.Quota) -> None:
         """Pass a tenant's pin quota on to the engine."""

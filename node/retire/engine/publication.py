@@ -104,6 +104,7 @@ class Publication:
         self.admitted = asyncio.Event()  # a request of this response reached the engine's client
         self.preamble = asyncio.Event()  # what must precede even a terminal event was written
         self.preamble.set()
+        self.body: Callable[[], bytes] = bytes  # of the call, as its application has read it
         self.extra: dict[str, Any] = {}  # what a terminal JSON must hold besides (a receipt)
         self.on_end: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._owner = owner

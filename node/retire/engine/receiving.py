@@ -21,12 +21,18 @@ class Received:
         self._receive = receive
         self._ahead: deque[Message] = deque()
         self._gone = False
+        self._given: list[bytes] = []  # of the body, to the application
 
     async def __call__(self) -> Message:
         """The next message, for the application."""
-        if self._ahead:
-            return self._ahead.popleft()
-        return await self._receive()
+        message = self._ahead.popleft() if self._ahead else await self._receive()
+        if body := message.get("body"):
+            self._given.append(body)
+        return message
+
+    def given(self) -> bytes:
+        """The body as far as the application has read it."""
+        return b"".join(self._given)
 
     async def digest(self) -> bytes:
         """sha256 of the whole body."""

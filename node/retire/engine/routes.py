@@ -119,6 +119,8 @@ class ScopeRoutes:
             key, call.mutation, call.contract, call.trace_id, successor=call.request is not None
         )
         handoff = Handoff(order, client=link.client(), core=link.core)
+        if call.request is not None:
+            link.foresee(key, call.request)
         link.repeats.add(handoff)
         link.publications.spawn(handoff.run())
         try:
@@ -162,6 +164,7 @@ class ScopeRoutes:
         publication.preamble.clear()
         publication.work = await link.inputs.begin(tag)  # an explicit revision asks no policy
         publication.bind(tag, link.mailbox())
+        publication.body = lambda: json.dumps(body).encode()
         successor = Successor(body, request, publication)
         try:
             outcome = await successor.admit()
