@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from typing import TYPE_CHECKING, Any
@@ -31,10 +32,15 @@ class ServiceLinks:
         self._forwarders: dict[tuple[Key, int], Forwarder] = {}
         self._cut: set[Key] = set()
         self._hosts = itertools.count(1)
+        self._syncing = asyncio.Lock()  # a pod that begins and one that is refreshed
         hosts_file.touch()
 
     async def sync(self) -> None:
         """A forwarder for every service port there is; names for them in the hosts file."""
+        async with self._syncing:
+            await self._sync()
+
+    async def _sync(self) -> None:
         services = self._world.all("services")
         wanted = {
             (key_of(service), port["port"]): (service, port)
