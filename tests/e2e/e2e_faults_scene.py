@@ -1,0 +1,156 @@
+"""One scenario's view of the installation: its scopes, its streams, what must hold at its end.
+
+Owns the promises that a client can check. Must never make a fault: the scenarios do.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from e2e_faults_history import Tail
+
+from bench.lab import prompt_tokens
+from bench.stack_streams import Flow, streamed
+from e2e.deployment import NAMESPACE, NODES, REGISTRY
+from e2e.waiting import condition, wait_for, wait_replicas
+from retire.protocol.versions import ScopeKey, Version
+
+if TYPE_CHECKING:
+    from e2e.deployment import Deployment
+
+OLD: Final = prompt_tokens(200, 41)
+LONG: Final = 3600  # tokens: a stream that outlives what is done to it
+PATIENCE_S: Final = 120.0  # for what takes some seconds on an idle machine
+LEASE_PATH: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/retire-term"
+_DEPLOYMENT: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/retire-operator"
+
+
+def pod(name: str) -> str:
+    """As the harness names it."""
+    return f"{NAMESPACE}/{name}"
+
+
+class Scope:
+    """A ServingScope of the scenario, and what its client does."""
+
+    def __init__(self, scene: Scene, name: str) -> None:
+        self.scene, self.name = scene, name
+        self.key = ScopeKey(scene.tenant, name)
+        self.epoch = 0
+        self.flows: list[Flow] = []
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Of the object, now."""
+        return self.scene.deployment.scope(self.name, self.scene.tenant).get("status", {})
+
+    @property
+    def version(self) -> Version:
+        """As the status tells it."""
+        return Version.parse(self.status["version"])
+
+    def revise(self, by: int = 1) -> None:
+        """Apply the next epoch; does not wait."""
+        self.epoch += by
+        self.scene.deployment.apply(self.name, self.scene.tenant, epoch=self.epoch)
+
+    def current(self, limit_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Wait until the status says that the last revision is made; the status."""
+
+        def look() -> dict[str, Any]:
+            item = self.scene.deployment.scope(self.name, self.scene.tenant)
+            status = item.get("status", {})
+            ready = condition(item, "Ready")
+            version = status.get("version")
+            made = version is not None and Version.parse(version).epoch >= self.epoch
+            seen = ready.get("observedGeneration") == item["metadata"]["generation"]
+            if not (made and seen and ready["status"] == "True"):
+                raise LookupError(status)
+            return status
+
+        return wait_for(f"{self.key} at epoch {self.epoch}", look, limit_s)
+
+    def stream(self, node: str = NODES[0], tokens: int = 3) -> Flow:
+        """A stream on a node, once it has published."""
+        api = self.scene.deployment.api(node)
+        tag = api.headers(self.name, self.scene.tenant)
+        flow = Flow(api, streamed(api.body(OLD, max_tokens=LONG)), tag)  # type: ignore[arg-type]
+        self.flows.append(flow)
+        return flow.tokens_at_least(tokens, PATIENCE_S)
+
+
+class Scene:
+    """``tenant`` is the scenario's namespace as well."""
+
+    def __init__(self, deployment: Deployment, tenant: str) -> None:
+        self.deployment, self.tenant = deployment, tenant
+        self.harness = deployment.harness
+        self.history = Tail(deployment.history.path)
+        self._scopes: list[Scope] = []
+
+    def scope(self, name: str = "plan") -> Scope:
+        """A scope that is open."""
+        scope = Scope(self, name)
+        self.deployment.apply(name, self.tenant, epoch=0)
+        scope.current()
+        self._scopes.append(scope)
+        return scope
+
+    @property
+    def term(self) -> int:
+        """As the Lease counts it."""
+        return self.deployment.cluster.api.get(LEASE_PATH)["spec"]["leaseTransitions"]
+
+    def end(self) -> None:
+        """Healthy again: everything is ready, every scope can be revised, nothing was broken."""
+        self.healthy()
+        for scope in self._scopes:
+            scope.revise()
+        for scope in self._scopes:
+            status = scope.current()
+            assert condition({"status": status}, "RegistrySynced")["status"] == "True"
+            once(self.history, scope)
+        for flow in (flow for scope in self._scopes for flow in scope.flows):
+            flow.close()
+        self.deployment.history.judge(at_least=len(self._scopes))
+
+    def healthy(self) -> None:
+        """Until the registry, both nodes and both operators are ready."""
+        self.deployment.nodes_ready((REGISTRY, *NODES))
+        wait_replicas(self.deployment.cluster.api, _DEPLOYMENT, PATIENCE_S)
+
+
+def once(history: Tail, scope: Scope) -> None:
+    """Exactly one COMMIT for each epoch of a scope, each above the one before."""
+    versions = history.superseded(scope.key)
+    epochs = [version.epoch for version in versions]
+    assert epochs == list(range(1, scope.epoch + 1)), (scope.key, versions)
+    assert versions == sorted(versions)
+
+
+def retired(flow: Flow, scope: Scope, *, limit_s: float = PATIENCE_S) -> None:
+    """The stream ended as superseded: what was published was read, and not a token more."""
+    flow.ended(limit_s)
+    error = flow.error
+    assert error is not None and error["code"] == "superseded", flow
+    old, current = Version.parse(error["version"]), Version.parse(error["current"])
+    assert old < current <= Version(current.term, scope.epoch)
+    own_version(flow, old)
+    published = error["last_published_index"]
+    assert flow.tokens == (0 if published is None else published + 1)
+
+
+def own_version(flow: Flow, version: Version) -> None:
+    """Every token of a stream is of one version."""
+    assert {f.version for f in flow.frames if f.tokens} == {str(version)}
+
+
+def silent_since(flow: Flow, *, since_s: float, quiet_s: float = 1.0) -> float:
+    """Wait until no token has come for a while; seconds from ``since_s`` to the last one."""
+
+    def quiet() -> bool:
+        return time.monotonic() - max(flow.last_token_s, since_s) > quiet_s
+
+    wait_for("a stream to fall silent", quiet)
+    return flow.last_token_s - since_s
