@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+# The tests fork servers while gRPC runs; its own fork handlers may end such a child at once.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # importmode=importlib puts nothing there: the folder's own modules, and the harness.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[2]))

@@ -13,6 +13,7 @@ from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
 from retire.registry.interface import CommitKind, ScopeRecord
 from retire.registry.settings import RegistrySettings
+from retire.sidecar.client import NodeClient
 from retire.sidecar.pb import node_pb2 as pb
 from retire_operator.errors import WriteConflict
 from retire_operator.gathering import Gatherer
@@ -112,6 +113,14 @@ class FakeNode:
     def _answer(self) -> None:
         if not self.reachable:
             raise Unavailable("sidecar: no route to host")
+
+
+@dataclass(frozen=True)
+class PoolNode:
+    """A real node as a pool holds it."""
+
+    name: str
+    client: NodeClient
 
 
 class KeptQuotas:
