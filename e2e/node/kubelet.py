@@ -23,7 +23,7 @@ from e2e.node.schedule import Unschedulable, choose
 from e2e.node.states import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from e2e.node.world import World
 
@@ -92,23 +92,24 @@ class Kubelet:
                     await changed.wait()
             await asyncio.sleep(_SETTLE_S)
             changed.clear()
-            try:
-                await self._look()
-            except (ApiError, httpx.TransportError):
-                continue  # the API server restarts, or somebody was faster: looked at again
-            except Exception:
-                self.problems.append(traceback.format_exc())
+            objects = self._world.all("pods")
+            present = {one["metadata"]["uid"] for one in objects}
+            for uid, pod in self.pods.items():
+                if uid not in present:
+                    pod.vanish()
+            for one in objects:
+                await self._tried(self._look_at(one))
+            for pod in [*self.pods.values()]:
+                await self._tried(pod.refresh())
 
-    async def _look(self) -> None:
-        objects = self._world.all("pods")
-        present = {one["metadata"]["uid"] for one in objects}
-        for uid, pod in self.pods.items():
-            if uid not in present:
-                pod.vanish()
-        for one in objects:
-            await self._look_at(one)
-        for pod in [*self.pods.values()]:
-            await pod.refresh()
+    async def _tried(self, work: Coroutine[Any, Any, None]) -> None:
+        """One pod's trouble is not another's."""
+        try:
+            await work
+        except (ApiError, httpx.TransportError):
+            return  # the API server restarts, or somebody was faster: looked at again
+        except Exception:
+            self.problems.append(traceback.format_exc())
 
     async def _look_at(self, one: Object) -> None:
         """Bind it, begin it, or tell its runner."""

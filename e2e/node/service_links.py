@@ -33,12 +33,14 @@ class ServiceLinks:
         self._cut: set[Key] = set()
         self._hosts = itertools.count(1)
         self._syncing = asyncio.Lock()  # a pod that begins and one that is refreshed
+        self._stopped = False
         hosts_file.touch()
 
     async def sync(self) -> None:
         """A forwarder for every service port there is; names for them in the hosts file."""
         async with self._syncing:
-            await self._sync()
+            if not self._stopped:
+                await self._sync()
 
     async def _sync(self) -> None:
         services = self._world.all("services")
@@ -78,10 +80,12 @@ class ServiceLinks:
                 forwarder.heal()
 
     async def stop(self) -> None:
-        """Ends every forwarder."""
-        for forwarder in self._forwarders.values():
-            await forwarder.stop()
-        self._forwarders.clear()
+        """Ends every forwarder, for good."""
+        async with self._syncing:
+            self._stopped = True
+            for forwarder in self._forwarders.values():
+                await forwarder.stop()
+            self._forwarders.clear()
 
     async def _add(self, link: tuple[Key, int], service: Object, port: Object) -> None:
         key, number = link
