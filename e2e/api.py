@@ -112,6 +112,13 @@ class Api:
         except httpx.TransportError:
             return False
 
+    def text(self, path: str) -> str:
+        """What is no object: metrics, logs."""
+        response = self._http.get(path)
+        if not response.is_success:
+            raise refusal(response)
+        return response.text
+
     def watch(self, path: str, **params: Any) -> Iterator[Object]:
         """Events of a collection until the server ends the watch."""
         params = {"watch": "true", **params}

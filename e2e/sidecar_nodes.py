@@ -168,13 +168,15 @@ class Gate:
 
     def may_publish(self, slot: pb.SlotRef) -> bool:
         """The gate check of a real gate, on the real file."""
-        return self._mailbox().check(slot.index, slot.stamp)
+        return self.view.check(slot.index, slot.stamp)
 
     def state(self, slot: pb.SlotRef) -> GateState:
         """What the word says, in words."""
-        return self._mailbox().gate(SlotRef(slot.index, slot.tenure, slot.stamp))
+        return self.view.gate(SlotRef(slot.index, slot.tenure, slot.stamp))
 
-    def _mailbox(self) -> MailboxView:
+    @property
+    def view(self) -> MailboxView:
+        """The node's mailbox, as this process maps it."""
         if self._view is None:
             self._view = MailboxView.attach(self.sidecar.mailbox)
         return self._view

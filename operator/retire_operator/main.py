@@ -72,14 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(settings: Settings) -> None:
     """Run one operator until a signal comes."""
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stop_on_signals(stopping)
     operator = Operator(settings, Kube(load_configuration()))
     try:
         await operator.run(stopping)
     finally:
         await operator.close()
+
+
+def stop_on_signals(stopping: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set ``stopping``."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
 
 
 class Operator:
@@ -184,6 +189,9 @@ class Operator:
         kopf_task = parts[-1]
         for task in (stop, *parts[:-1]):
             task.cancel()
+        await asyncio.gather(stop, *parts[:-1], return_exceptions=True)
+        self.pods.stop()
+        await self.pool.close()  # kopf waits 5 s for tasks that were begun since it runs
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(kopf_task, return_exceptions=True), 10.0)
         await asyncio.gather(stop, *parts, return_exceptions=True)
@@ -231,7 +239,8 @@ class Operator:
             _log.warning("the CRD servingscopes.serving.retire.dev is not installed; waiting")
             await asyncio.sleep(_CRD_POLL_S)
         namespaces = self._settings.watch_namespaces
-        await kopf.operator(
+        ours = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=handlers.registry(self._on_event, health=self.health),
             standalone=True,
             # Otherwise kopf looks for this user's name, and an image may not know its own uid.
@@ -241,6 +250,9 @@ class Operator:
             liveness_endpoint=f"http://{self._settings.http_listen}/healthz",
             stop_flag=stopping,
         )
+        # kopf has taken the signals: it would end itself first, and then all that runs beside it.
+        stop_on_signals(stopping)
+        await kopf.run_tasks(tasks, ignored=ours)
 
     async def _served(self) -> bool:
         try:
