@@ -153,9 +153,8 @@ class Deployment:
     def pods(self, component: str) -> list[str]:
         """Names of the running pods of a component."""
         selector = f"app.kubernetes.io/component={component}"
-        found = self.cluster.api.get(
-            f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}"
-        )
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        found = self.cluster.api.get(path, labelSelector=selector)
         return sorted(
             one["metadata"]["name"]
             for one in found["items"]
