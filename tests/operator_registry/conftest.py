@@ -6,10 +6,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes import client as kubernetes
+from kubernetes import config
 
 # The tests fork servers while gRPC runs; its own fork handlers may end such a child at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -23,6 +25,26 @@ from e2e.fixtures import cluster, crd, namespace
 from retire.registry.embedded import EmbeddedServer
 
 __all__ = ["cluster", "crd", "namespace"]
+
+
+@pytest.fixture
+def leases() -> Iterator[Callable[..., kubernetes.CoordinationV1Api]]:
+    """Make clients of the API server, as a kubeconfig or a configuration says; closed again."""
+    opened: list[kubernetes.ApiClient] = []
+
+    def make(kubeconfig: Path | None, **settings: object) -> kubernetes.CoordinationV1Api:
+        configuration = kubernetes.Configuration()
+        if kubeconfig is not None:
+            config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+        for name, value in settings.items():
+            setattr(configuration, name, value)
+        opened.append(kubernetes.ApiClient(configuration))
+        return kubernetes.CoordinationV1Api(opened[-1])
+
+    yield make
+    for client in opened:
+        client.rest_client.pool_manager.clear()
+        client.close()
 
 
 @pytest.fixture

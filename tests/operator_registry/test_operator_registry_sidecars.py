@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client as kubernetes
-from kubernetes import config
 from operator_registry_world import KeptQuotas, PoolNode, World
 
 from e2e.sidecar_nodes import Gate, Sidecar
@@ -33,8 +31,9 @@ KEY = ScopeKey("acme", "plan")
 class Cluster:
     """Two nodes and one operator's guard in a namespace."""
 
-    def __init__(self, cluster: Any, namespace: str, folder: Path, url: str) -> None:
+    def __init__(self, cluster: Any, namespace: str, folder: Path, url: str, leases: Any) -> None:
         self._cluster, self._namespace, self._folder, self._url = cluster, namespace, folder, url
+        self._leases = leases
         self.world = World(url)  # its registry client; the guard below is on the real Lease
         self.nodes: list[Sidecar] = []
         self.gates: list[Gate] = []
@@ -93,9 +92,7 @@ class Cluster:
         (folder / "ca.crt").write_bytes(self._cluster.ca_file.read_bytes())
 
     def _guard(self) -> RegistryGuard:
-        configuration = kubernetes.Configuration()
-        config.load_kube_config(str(self._cluster.kubeconfig), client_configuration=configuration)
-        leases = kubernetes.CoordinationV1Api(kubernetes.ApiClient(configuration))
+        leases = self._leases(self._cluster.kubeconfig)
         lease = KubernetesLease.named(leases, f"{self._namespace}/retire-term")
         clients = [PoolNode(node.node, node.client()) for node in self.nodes]
         for one in clients:
@@ -144,9 +141,9 @@ async def again(call: Callable[[], Awaitable[Any]], *, limit_s: float = 60.0) ->
 
 @pytest.fixture
 async def nodes(
-    cluster: Any, namespace: str, folder: Path, server: EmbeddedServer
+    cluster: Any, namespace: str, folder: Path, server: EmbeddedServer, leases: Any
 ) -> AsyncIterator[Cluster]:
-    made = Cluster(cluster, namespace, folder, server.url)
+    made = Cluster(cluster, namespace, folder, server.url, leases)
     await made.start()
     yield made
     await made.stop()

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import urllib3
 from kubernetes import client as kubernetes
-from kubernetes import config
 from operator_registry_world import MemoryLease
 
 from retire.protocol.errors import InvalidField, TermMismatch
@@ -28,14 +26,10 @@ def lease(request: pytest.FixtureRequest) -> Any:
     """A LeaseApi of each kind; nothing is stored yet."""
     if request.param == "memory":
         return MemoryLease()
-    cluster, namespace = (request.getfixturevalue(name) for name in ("cluster", "namespace"))
-    return KubernetesLease.named(leases(cluster), f"{namespace}/retire-term")
-
-
-def leases(cluster) -> kubernetes.CoordinationV1Api:
-    configuration = kubernetes.Configuration()
-    config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-    return kubernetes.CoordinationV1Api(kubernetes.ApiClient(configuration))
+    cluster, namespace, leases = (
+        request.getfixturevalue(name) for name in ("cluster", "namespace", "leases")
+    )
+    return KubernetesLease.named(leases(cluster.kubeconfig), f"{namespace}/retire-term")
 
 
 async def test_the_term_counts_up(lease):
@@ -118,14 +112,16 @@ def test_the_reference_names_namespace_and_lease(reference: str):
         KubernetesLease.named(kubernetes.CoordinationV1Api(), reference)
 
 
-async def test_what_others_wrote_on_the_lease_stays(cluster, namespace: str):
+async def test_what_others_wrote_on_the_lease_stays(cluster, namespace: str, leases):
     """Labels and annotations of the chart survive; the note of an older term does not."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     meta = {"name": "t", "labels": {"app": "retire"}, "annotations": {"note": "kept"}}
     spec = {"leaseTransitions": 4}
     cluster.api.create(path, {"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
                               "metadata": meta, "spec": spec})  # fmt: skip
-    term = TermLease(KubernetesLease.named(leases(cluster), f"{namespace}/t"), identity="op-1")
+    term = TermLease(
+        KubernetesLease.named(leases(cluster.kubeconfig), f"{namespace}/t"), identity="op-1"
+    )
     await term.complete(4, "abc")
     assert cluster.api.get(f"{path}/t")["metadata"]["annotations"][INCARNATION] == "abc"
     assert (await term.advance(4)).number == 5
@@ -135,9 +131,9 @@ async def test_what_others_wrote_on_the_lease_stays(cluster, namespace: str):
     assert (found["spec"]["leaseTransitions"], found["spec"]["holderIdentity"]) == (5, "op-1")
 
 
-async def test_a_lease_deleted_under_ones_hands_is_a_mismatch(cluster, namespace: str):
+async def test_a_lease_deleted_under_ones_hands_is_a_mismatch(cluster, namespace: str, leases):
     """Between reading and replacing."""
-    api = KubernetesLease.named(leases(cluster), f"{namespace}/retire-term")
+    api = KubernetesLease.named(leases(cluster.kubeconfig), f"{namespace}/retire-term")
     first = await api.create(StoredLease(1))
     cluster.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/retire-term")
     with pytest.raises(WriteConflict, match="UID"):
@@ -145,19 +141,20 @@ async def test_a_lease_deleted_under_ones_hands_is_a_mismatch(cluster, namespace
     assert await api.read() is None  # a PUT without the uid would have made it anew
 
 
-async def test_what_the_api_server_refuses(cluster):
+async def test_what_the_api_server_refuses(cluster, leases):
     """A missing namespace, an unknown user, no server: each error says what was tried."""
-    api = leases(cluster)
+    api = leases(cluster.kubeconfig)
     with pytest.raises(ObjectMissing, match="create lease no-such/t"):
         await KubernetesLease.named(api, "no-such/t").create(StoredLease(1))
-    stranger = kubernetes.Configuration(host=api.api_client.configuration.host)
-    stranger.ssl_ca_cert = api.api_client.configuration.ssl_ca_cert
-    stranger.api_key = {"authorization": "Bearer nobody"}
-    nobody = kubernetes.CoordinationV1Api(kubernetes.ApiClient(stranger))
+    known = api.api_client.configuration
+    nobody = leases(
+        None,
+        host=known.host,
+        ssl_ca_cert=known.ssl_ca_cert,
+        api_key={"authorization": "Bearer nobody"},
+    )
     with pytest.raises(AccessDenied, match="get lease default/t"):
         await KubernetesLease.named(nobody, "default/t").read()
-    dead = kubernetes.Configuration(host="http://127.0.0.1:9")
-    dead.retries = urllib3.Retry(0)
-    away = kubernetes.CoordinationV1Api(kubernetes.ApiClient(dead))
+    away = leases(None, host="http://127.0.0.1:9", retries=False)
     with pytest.raises(ApiUnavailable, match="does not answer"):
         await KubernetesLease.named(away, "default/t").read()

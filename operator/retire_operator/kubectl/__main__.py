@@ -2,4 +2,5 @@
 
 from retire_operator.kubectl.app import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -52,6 +52,7 @@ def flags(
 ) -> None:
     """Flags of kubectl; they may stand anywhere on the line."""
     ctx.obj = Session(namespace, all_namespaces, context, kubeconfig, output)
+    ctx.call_on_close(ctx.obj.close)
 
 
 @app.command()

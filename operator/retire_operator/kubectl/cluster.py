@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,8 +63,14 @@ class Scopes:
 
     def __init__(self, api: kubernetes.client.ApiClient, namespace: str) -> None:
         self.namespace = namespace
+        self._api = api
         self._objects: Any = kubernetes.client.CustomObjectsApi(api)  # typed for one kind
         self._core = kubernetes.client.CoreV1Api(api)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._api.rest_client.pool_manager.clear()
+        self._api.close()
 
     def get(self, name: str) -> Body:
         """The object as it is now; ScopeMissing."""
@@ -96,7 +102,7 @@ class Scopes:
                 _request_timeout=_TIMEOUT_S,
             )
 
-    def changes(self, name: str, after: Body, *, limit_s: float) -> Iterator[Body]:
+    def changes(self, name: str, after: Body, *, limit_s: float) -> Generator[Body]:
         """The object after every change since ``after``, for at most ``limit_s``; ends early when
         the server ends the watch. ScopeMissing once it is deleted."""
         seconds = max(1, int(limit_s))

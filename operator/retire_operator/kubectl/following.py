@@ -5,8 +5,9 @@ Owns the loop over conflicts and over watches. What to write and when it is true
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Protocol
 
 from retire_operator.kubectl import revisions
@@ -28,7 +29,7 @@ class Port(Protocol):
         """See cluster.py."""
         ...
 
-    def changes(self, name: str, after: Body, *, limit_s: float) -> Iterator[Body]:
+    def changes(self, name: str, after: Body, *, limit_s: float) -> Generator[Body]:
         """See cluster.py."""
         ...
 
@@ -65,12 +66,13 @@ def wait(
         left_s = until_s - clock()
         if left_s <= 0:
             raise TooLate(_late(body, timeout_s))
-        for changed in scopes.changes(name, body, limit_s=left_s):
-            body = changed
-            if done(body) or clock() >= until_s:
-                break
-        else:
-            body = scopes.get(name)  # the watch has ended; something may have been missed
+        with contextlib.closing(scopes.changes(name, body, limit_s=left_s)) as changes:
+            for changed in changes:
+                body = changed
+                if done(body) or clock() >= until_s:
+                    break
+            else:
+                body = scopes.get(name)  # the watch has ended; something may have been missed
     return body
 
 

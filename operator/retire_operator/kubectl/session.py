@@ -43,6 +43,11 @@ class Session:
             )
         return self.connected
 
+    def close(self) -> None:
+        """Leave the cluster."""
+        if self.connected is not None:
+            self.connected.close()
+
     def show(self, machine: Any, human: Callable[[], RenderableType]) -> None:
         """A result, in the form that was asked for."""
         if self.output is Output.JSON:
