@@ -11,6 +11,7 @@ pod's network namespace. Must never import anything but the standard library and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -53,13 +54,18 @@ def run(spec: dict[str, Any]) -> int:
     if spec["network"]:
         with open(spec["network"], "rb") as namespace:
             _call(_LIBC.setns, namespace.fileno(), _NETWORK)
+    # Opened first: the container's root becomes that of everybody in its mount namespace.
+    log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     _call(_LIBC.unshare, _NEW_NAMESPACES)
     told, tell = os.pipe()
+    heard, say = os.pipe()
+    os.fchown(say, spec["uid"], spec["gid"])  # /dev/stdout may be opened again inside
     child = os.fork()
     if child == 0:
         os.close(told)
-        _become(spec, tell)
+        _become(spec, tell, say)
     os.close(tell)
+    os.close(say)
     with os.fdopen(told) as pipe:
         error = pipe.read()  # ends at exec
     if error:
@@ -67,36 +73,59 @@ def run(spec: dict[str, Any]) -> int:
         print(f"error {error}", flush=True)
         return SETUP_FAILED
     print(f"pid {child}", flush=True)
-    return _serve(child)
+    try:
+        return _serve(child, heard, log)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)  # never a container without its keeper
+        raise
 
 
-def _serve(child: int) -> int:
-    """Pass signals on until the child ends; end it when the harness goes away."""
+def _serve(child: int, heard: int, log: int) -> int:
+    """Keep what the container says, pass signals on; end it when the harness goes away."""
     ended = os.pidfd_open(child)
+    watched = [ended, heard, 0]
     while True:
-        ready, _, _ = select.select([ended, 0], [], [])
+        ready, _, _ = select.select(watched, [], [])
+        if heard in ready and not _copy(heard, log):
+            watched.remove(heard)  # it closed its output, and lives on
         if ended in ready:
-            return _status(os.waitpid(child, 0)[1])
-        lines = os.read(0, 4096).decode().splitlines()
-        for line in lines or ["signal 9"]:
-            os.kill(child, int(line.split()[1]))
-        if not lines:
-            return _status(os.waitpid(child, 0)[1])
+            break
+        if 0 in ready and not _pass_on(child):
+            watched.remove(0)
+    os.set_blocking(heard, False)  # all who could write are gone with the first process
+    with contextlib.suppress(BlockingIOError):
+        while _copy(heard, log):
+            pass
+    return _status(os.waitpid(child, 0)[1])
 
 
-def _become(spec: dict[str, Any], tell: int) -> NoReturn:
+def _copy(source: int, log: int) -> bool:
+    """What was said, into the log; False at its end."""
+    said = os.read(source, 65536)
+    os.write(log, said)
+    return bool(said)
+
+
+def _pass_on(child: int) -> bool:
+    """Signals that the harness asks for; SIGKILL and False when the harness is gone."""
+    lines = os.read(0, 4096).decode().splitlines()
+    for line in lines or ["signal 9"]:
+        os.kill(child, int(line.split()[1]))
+    return bool(lines)
+
+
+def _become(spec: dict[str, Any], tell: int, say: int) -> NoReturn:
     """Inside: root file system, host name, user, then the command."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         _call(_LIBC.sethostname, spec["hostname"].encode(), len(spec["hostname"]))
         mounts.enter_root(spec)
         null = os.open("/dev/null", os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
+        for source, target in ((null, 0), (say, 1), (say, 2)):
             os.dup2(source, target)
         _command(spec)
     except OSError as error:
-        os.write(tell, f"{error.strerror or error}: {error.filename or spec['argv'][0]}".encode())
+        os.write(tell, f"{error.strerror or error}: {spec['argv'][0]}".encode())
     os._exit(SETUP_FAILED)
 
 

@@ -29,7 +29,7 @@ def mount(
     data = options.encode() if options is not None else None
     if _LIBC.mount(*words, flags, data) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"cannot mount {kind or source}: {os.strerror(number)}", target)
+        raise OSError(number, f"cannot mount {kind or source} at {target}: {os.strerror(number)}")
 
 
 def enter_root(spec: dict[str, Any]) -> None:
