@@ -116,12 +116,9 @@ async def test_what_others_wrote_on_the_lease_stays(cluster, namespace: str, lea
     """Labels and annotations of the chart survive; the note of an older term does not."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     meta = {"name": "t", "labels": {"app": "retire"}, "annotations": {"note": "kept"}}
-    spec = {"leaseTransitions": 4}
-    cluster.api.create(path, {"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
-                              "metadata": meta, "spec": spec})  # fmt: skip
-    term = TermLease(
-        KubernetesLease.named(leases(cluster.kubeconfig), f"{namespace}/t"), identity="op-1"
-    )
+    cluster.api.create(path, {"metadata": meta, "spec": {"leaseTransitions": 4}})
+    api = KubernetesLease.named(leases(cluster.kubeconfig), f"{namespace}/t")
+    term = TermLease(api, identity="op-1")
     await term.complete(4, "abc")
     assert cluster.api.get(f"{path}/t")["metadata"]["annotations"][INCARNATION] == "abc"
     assert (await term.advance(4)).number == 5
