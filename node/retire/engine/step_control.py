@@ -34,16 +34,15 @@ class StepControl:
     bound_ms: float = BOUND_MS
     times: StepTimes = field(default_factory=StepTimes)
     _serial: int = 0
-    _running: dict[int, tuple[StepPlan, float]] = field(default_factory=dict)  # by id of the step
-    _last_done_s: float = 0.0
+    _running: dict[int, StepPlan] = field(default_factory=dict)  # by id of the step
 
     @property
     def holding(self) -> bool:
         """An armed step is in flight: with steps queued behind it, it could not be abandoned."""
-        return self.ahead and any(plan.armed for plan, _ in self._running.values())
+        return self.ahead and any(plan.armed for plan in self._running.values())
 
     def plan(
-        self, step: int, work: Mapping[str, tuple[int, int]], tags: Mapping[str, Tag], now_s: float
+        self, step: int, work: Mapping[str, tuple[int, int]], tags: Mapping[str, Tag]
     ) -> StepPlan | None:
         """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope."""
         scoped = tuple(
@@ -64,16 +63,14 @@ class StepControl:
         self._serial += 1
         may_stop = self.may_stop and (armed or not self.ahead)
         plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms)
-        self._running[step] = (plan, now_s)
+        self._running[step] = plan
         return plan
 
-    def done(self, step: int, *, abandoned: bool, now_s: float) -> StepPlan | None:
-        """A step's result is in: what it took goes into the averages. Returns its plan."""
-        plan, started_s = self._running.pop(step, (None, 0.0))
-        if plan is not None and not abandoned:
-            # A step that was queued began when the one before it ended.
-            self.times.measured(plan.tokens, (now_s - max(started_s, self._last_done_s)) * 1e3)
-        self._last_done_s = now_s
+    def done(self, step: int, ms: float | None) -> StepPlan | None:
+        """A step's result is in; ``ms``: what it took, None when it was abandoned. Its plan."""
+        plan = self._running.pop(step, None)
+        if plan is not None and ms is not None:
+            self.times.measured(plan.tokens, ms)
         return plan
 
 

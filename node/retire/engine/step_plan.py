@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PLAN: Final = "retire_plan"  # attribute of a SchedulerOutput
 ENDED: Final = "retire_ended"  # attribute of a ModelRunnerOutput: an Ended, if anything was decided
+STEP_MS: Final = "retire_step_ms"  # attribute of a ModelRunnerOutput: what its forward pass took
 ABANDONED: Final = "retire_abandoned"  # attribute of a ModelRunnerOutput: the step was not computed
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.seams import safe_point
-from retire.engine.seams.safe_point import SafePoints, StepAbandoned
-from retire.engine.step_plan import ABANDONED, ENDED, PLAN
+from retire.engine.seams.safe_point import DeviceTimer, SafePoints, StepAbandoned, WallTimer
+from retire.engine.step_plan import ABANDONED, ENDED, PLAN, STEP_MS
 from retire.mailbox import GateState
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _wrap(runner: Any, points: SafePoints) -> None:
             self._retire_stub = _stub(self, scheduler_output)
             return None
         finally:
-            self._retire_done = Done(plan, points.mailbox, points.ended)
+            self._retire_done = Done(plan, points.mailbox, points.ended, points.timer)
             points.end()
 
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,6 +102,7 @@ class Done:
     plan: StepPlan
     mailbox: MailboxView
     ended: Ended | None
+    timer: DeviceTimer | WallTimer | None
 
     def close(self, output: Any) -> Any:
         """Gate G0 on the output, once it is in host memory, and what was decided."""
@@ -119,6 +120,8 @@ class Done:
                     output.sampled_token_ids[row] = []
         if self.ended is not None:
             setattr(output, ENDED, self.ended)
+        if self.timer is not None and not getattr(output, ABANDONED, False):
+            setattr(output, STEP_MS, self.timer.ms())
         return output
 
 

@@ -72,6 +72,8 @@ class SafePoints:
         self._pace: _Pace | None = None
         self._layer_name: object = None
         self._started_s = 0.0
+        self._model_layers = 0
+        self.timer: DeviceTimer | WallTimer | None = None  # of the newest step
         self._margin = 2  # layers between a proposal and its stop
         self._changes = _UNKNOWN
         self.layers = 0  # of the step so far
@@ -89,9 +91,11 @@ class SafePoints:
 
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
         """Before a step; the first look at the mailbox is at its first safe point."""
-        ahead = run_ahead(plan, self.layers)  # of the step before: the model's
+        self._model_layers = self.layers or self._model_layers  # of the step before
+        ahead = run_ahead(plan, self._model_layers)
         self.layers, self._layer_name, self.ended = 0, None, None
         self._started_s = time.monotonic()
+        self.timer = DeviceTimer() if on_device else WallTimer()
         self._changes = _UNKNOWN
         assert self.mailbox
         self._plan = plan if plan.may_stop else None
@@ -101,7 +105,9 @@ class SafePoints:
         self._pace = _Pace(ahead) if on_device and plan.armed and plan.may_stop else None
 
     def end(self) -> None:
-        """The step is over, however it ended."""
+        """The step is launched, or given up."""
+        if self.timer is not None:
+            self.timer.stop()
         self._plan = self._pace = None
 
     def reach(self, layer_name: object) -> None:
@@ -151,10 +157,10 @@ class SafePoints:
 
     def _left_ms(self) -> float:
         """What a stop here leaves to the device; nothing where the host is the device."""
-        if self._pace is None or not self.layers:
+        plan = self._plan
+        if self._pace is None or not self.layers or plan is None or plan.predicted_ms is None:
             return 0.0
-        elapsed_ms = (time.monotonic() - self._started_s) * 1e3
-        return elapsed_ms / self.layers * (self._pace.ahead + 1)
+        return plan.predicted_ms / max(1, self._model_layers) * (self._pace.ahead + 1)
 
     def _stale_tokens(self, plan: StepPlan) -> int:
         gate = self.mailbox.gate
@@ -169,6 +175,40 @@ class SafePoints:
             for one in plan.scoped
             if gate(one.slot) is GateState.STALE
         )
+
+
+class WallTimer:
+    """How long a step took where the host computes it."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._ms = 0.0
+
+    def stop(self) -> None:
+        """The step is computed."""
+        self._ms = (time.monotonic() - self._started_s) * 1e3
+
+    def ms(self) -> float:
+        """After :meth:`stop`."""
+        return self._ms
+
+
+class DeviceTimer:
+    """How long a step took on the device, whatever was queued before it and whenever it is read."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._first, self._last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._first.record()
+
+    def stop(self) -> None:
+        """The last kernel of the forward pass is launched."""
+        self._last.record()
+
+    def ms(self) -> float:
+        """Once the step's output is in host memory."""
+        return self._first.elapsed_time(self._last)
 
 
 class _Agreement:

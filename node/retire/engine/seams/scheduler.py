@@ -33,7 +33,7 @@ from retire.engine.seams.kv_cache import KvCache
 from retire.engine.seams.runner import may_abandon
 from retire.engine.seams.step_fence import StepFence
 from retire.engine.step_control import StepControl, bound_from_env, fence_of
-from retire.engine.step_plan import ABANDONED, ENDED
+from retire.engine.step_plan import ENDED, STEP_MS
 from retire.engine.tag import Tag
 from retire.mailbox import GateState, MailboxView, SlotFlags
 from retire.telemetry.history import History
@@ -265,8 +265,7 @@ class RetireSchedulerMixin(StepFence):
     ) -> dict[int, EngineCoreOutputs]:
         """Take a step's result for those that still have authority."""
         writes = self._writes.pop(id(scheduler_output), {})
-        abandoned = getattr(model_runner_output, ABANDONED, False)
-        plan = self.steps.done(id(scheduler_output), abandoned=abandoned, now_s=time.monotonic())
+        plan = self.steps.done(id(scheduler_output), getattr(model_runner_output, STEP_MS, None))
         self._ended_step = getattr(model_runner_output, ENDED, None)
         self._fence = fence_of(plan, self._ended_step)
         if self.tags or writes:

@@ -51,7 +51,7 @@ class StepFence:
             request_id: (self.requests[request_id].num_computed_tokens - tokens, tokens)
             for request_id, tokens in output.num_scheduled_tokens.items()
         }
-        plan = self.steps.plan(id(output), work, self.tags, time.monotonic())
+        plan = self.steps.plan(id(output), work, self.tags)
         if plan is None:
             return
         setattr(output, PLAN, plan)
