@@ -7,13 +7,17 @@ PY := .venv/bin/python
 # uv from the PATH, else one of our own: pip may not write into a Debian Python.
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
-.PHONY: help setup lint check test demo grid bench-gate bench-control scoreboard proto clean
+.PHONY: help setup kube-tools lint check test e2e images demo grid bench-gate bench-control bench-kube \
+	scoreboard proto clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## install everything into .venv (and redis-server, when root on Debian)
 	@UV=$(UV) scripts/setup
+
+kube-tools: ## build etcd, the Kubernetes control plane, kubectl and helm for the tests (needs Go)
+	@scripts/kube-tools
 
 lint: setup ## rules, formatting, types and layers; no tests
 	.venv/bin/ruff check
@@ -22,10 +26,17 @@ lint: setup ## rules, formatting, types and layers; no tests
 	.venv/bin/lint-imports
 
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
-	$(PY) scripts/run_tests.py architecture protocol mailbox
+	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
 test: lint ## lint, and every test, the cheap ones first
 	$(PY) scripts/run_tests.py
+
+e2e: setup ## helm install on a real API server, pods as processes, every scenario (needs root)
+	$(PY) scripts/run_tests.py e2e
+
+images: setup ## build and try the container images with buildah and podman (needs root)
+	scripts/images
+	$(PY) scripts/run_tests.py images
 
 demo: setup ## the story of a superseded coding agent, beside abort and resend (out/demo)
 	UV=$(UV) .venv/bin/retire demo
@@ -38,6 +49,9 @@ bench-gate: setup ## what one publication check costs, in ns
 
 bench-control: setup ## SUPERSEDE to UNPUBLISHABLE without an engine, 1 and 64 gates
 	$(PY) -m bench.control
+
+bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
+	PYTHONPATH=. $(PY) -m bench.kube
 
 scoreboard: setup ## every result against its goal, missed ones first
 	$(PY) -m bench.scoreboard

@@ -1,9 +1,12 @@
 """Runs the test folders, one pytest process each, cheap ones first, and adds up what they say.
 
 A process of its own for every folder: vLLM is imported only where it is needed, and what an engine
-leaves in memory ends with its folder. Fails when a folder fails, or has no test.
+leaves in memory ends with its folder. Two run at once, for most of them wait most of the time; what
+a folder printed is shown when it has ended. Folders that need a Kubernetes API server wait for its
+binaries, which are built first, beside the others. Fails when a folder fails, or has no test.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
+RETIRE_TEST_JOBS: how many at once (2).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
@@ -19,9 +23,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "out" / "tests"
-# Cheap first. A folder that is not named runs after these, so that none is forgotten.
-ORDER = ("architecture", "protocol", "mailbox", "bench", "simulation", "telemetry", "client", "cli")
-ORDER += ("registry", "sidecar", "engine_api", "engine", "stack")
+# Cheap first, the longest early enough. A folder that is not named runs last: none is forgotten.
+ORDER = ("architecture", "protocol", "mailbox", "fence", "simulation", "telemetry", "client", "cli")
+ORDER += ("registry", "sidecar", "stack", "engine_api", "engine", "e2e", "operator_unit", "crd")
+ORDER += ("operator_registry", "kubectl", "chart", "kubernetes", "bench", "images")
+# Need the binaries that scripts/kube-tools builds.
+KUBERNETES = frozenset(
+    ("bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "operator_registry", "operator_unit")
+)
 # Small models on few cores: two pools of spinning threads cost far more than they give.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -45,17 +54,66 @@ def folders() -> list[str]:
 
 
 def run(folder: str, arguments: list[str]) -> Outcome:
-    """One pytest process."""
-    report = REPORTS / f"{folder}.xml"
+    """One pytest process; what it prints goes to a file until it has ended."""
+    report, log = REPORTS / f"{folder}.xml", REPORTS / f"{folder}.log"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", "--durations=5", *arguments]
-    print(f"\n>>> tests/{folder}", flush=True)
     started = time.monotonic()
     environment = {**ENVIRONMENT, **os.environ}
-    done = subprocess.run(
-        [*command, f"--junitxml={report}"], cwd=ROOT, env=environment, check=False
-    )
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [*command, f"--junitxml={report}"],
+            cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
     return outcome(folder, done.returncode, time.monotonic() - started, report)
+
+
+class Lanes:
+    """Runs jobs side by side, each when what it needs is there."""
+
+    def __init__(self, names: list[str], arguments: list[str]) -> None:
+        self.outcomes: list[Outcome] = []
+        self._waiting = list(names)
+        self._arguments = arguments
+        self._tools: bool | None = None if KUBERNETES & {*names} else True
+        self._changed = threading.Condition()
+
+    def work(self, count: int) -> list[Outcome]:
+        """Until nothing is left."""
+        threads = [threading.Thread(target=self._lane) for _ in range(count)]
+        if self._tools is None:
+            threads.append(threading.Thread(target=self._build))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self.outcomes
+
+    def _lane(self) -> None:
+        while (folder := self._next()) is not None:
+            print(f">>> tests/{folder} ...", flush=True)
+            done = run(folder, self._arguments)
+            text = (REPORTS / f"{folder}.log").read_text(errors="replace")
+            with self._changed:
+                self.outcomes.append(done)
+                print(f"\n>>> tests/{folder}\n{text}", flush=True)
+                print(f"<<< tests/{folder}: {done.seconds:.0f} s", flush=True)
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while self._waiting:
+                for folder in self._waiting:
+                    if self._tools is not None or folder not in KUBERNETES:
+                        self._waiting.remove(folder)
+                        return folder
+                self._changed.wait()
+            return None
+
+    def _build(self) -> None:
+        done = subprocess.run([ROOT / "scripts" / "kube-tools"], cwd=ROOT, check=False)
+        with self._changed:
+            self._tools = done.returncode == 0  # if not, the tests say what is missing
+            self._changed.notify_all()
 
 
 def outcome(folder: str, status: int, seconds: float, report: Path) -> Outcome:
@@ -94,7 +152,9 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
-    outcomes = [run(folder, passed_on) for folder in names or folders()]
+    chosen = names or folders()
+    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "2"))
+    outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
     broken = [one.folder for one in outcomes if one.status]
     if broken:
