@@ -177,7 +177,7 @@ class Operator:
         parts = [
             asyncio.create_task(part, name=name)
             for name, part in (
-                ("guard", self.guard.run()),
+                ("guard", self._guard()),
                 ("queue", self._work()),
                 ("resync", self._resync()),
                 ("events", self.recorder.run()),
@@ -212,6 +212,11 @@ class Operator:
         """Nothing is decided before the first list of pods: "no node" would be a guess."""
         await self.pods.listed.wait()
         await self.queue.run()
+
+    async def _guard(self) -> None:
+        """A rebuild rests on what the nodes hold: they must be known first."""
+        await self.pods.listed.wait()
+        await self.guard.run()
 
     async def _resync(self) -> None:
         while True:
