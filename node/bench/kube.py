@@ -66,6 +66,8 @@ class Steps:
     @contextmanager
     def __call__(self, text: str, total: int = 1) -> Iterator[Callable[[], object]]:
         """One line; the value counts one thing done."""
+        if not self._bar.console.is_terminal:  # a log shows a bar only once all is over
+            self._bar.console.print(text, highlight=False)
         task = self._bar.add_task(text, total=total)
         yield lambda: self._bar.advance(task)
         self._bar.update(task, completed=total)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from e2e.sidecar_nodes import Gate
 from retire.mailbox import GateState, SlotRef
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from retire.protocol.versions import ScopeKey
     from retire.sidecar.pb import node_pb2 as pb
 
-POLL_S = 0.002
+POLL_S: Final = 0.002
+JOINS: Final = 16  # side by side: a node has a pool of connections to the registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,13 @@ class RecordingGate(Gate):
 
     async def take(self, keys: Iterable[ScopeKey]) -> None:
         """Join scopes, and take their current tags."""
-        joined = await asyncio.gather(*(self._tag(key) for key in keys))
+        few = asyncio.Semaphore(JOINS)
+
+        async def tag(key: ScopeKey) -> bool:
+            async with few:
+                return await self._tag(key)
+
+        joined = await asyncio.gather(*map(tag, keys))
         assert all(joined), f"{self.name}: a tag that was just taken is refused"
 
     def publishable(self, scope: str) -> bool:
