@@ -66,7 +66,7 @@ class Scope:
             made = version is not None and Version.parse(version).epoch >= self.epoch
             seen = ready.get("observedGeneration") == item["metadata"]["generation"]
             if not (made and seen and ready["status"] == "True"):
-                raise LookupError(status)
+                raise LookupError(f"{version} {ready}")
             return status
 
         return wait_for(f"{self.key} at epoch {self.epoch}", look, limit_s)

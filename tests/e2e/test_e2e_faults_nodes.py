@@ -30,7 +30,6 @@ SIDECAR: Final = "sidecar"
 SERVICE: Final = "retire-registry"
 NEAR, FAR = NODES
 READ_S: Final = 0.5  # from the gate to a client on a machine that has other work
-BOOT: Final = "registry entered"
 
 
 def test_sidecar_killed_while_streaming(deployment: Deployment, tenant: str) -> None:
@@ -141,7 +140,7 @@ def test_deleted_in_mid_revision(deployment: Deployment, tenant: str, grace: str
     scope = scene.scope()
     flows = [scope.stream(node) for node in NODES]
     old = scope.version
-    boot, uid = boot_id(scene, FAR), pod_uid(scene, FAR)
+    first, uid = boot(scope, FAR), pod_uid(scene, FAR)
     scene.harness.freeze(pod(FAR), SIDECAR)  # the revision waits for its gates
     scope.revise()
     scene.history.committed(scope.key, old.next_epoch())
@@ -157,11 +156,11 @@ def test_deleted_in_mid_revision(deployment: Deployment, tenant: str, grace: str
     own_version(flows[1], old)
     wait_for("another pod", lambda: pod_uid(scene, FAR) not in ("", uid), PATIENCE_S)
     scene.healthy()
-    assert boot_id(scene, FAR) != boot
     scope.revise()
     scope.current()
     once(scene.history, scope)
     again = scope.stream(FAR)
+    assert boot(scope, FAR, other_than=first)
     own_version(again, scope.version)
     scope.revise()
     scope.current()
@@ -196,9 +195,15 @@ def old_version(flow: Flow) -> str:
     return next(frame.version for frame in flow.frames if frame.tokens) or ""
 
 
-def boot_id(scene: Scene, node: str) -> str:
-    """Of the node's sidecar, as its log told it last."""
-    return scene.harness.log(pod(node), SIDECAR).rpartition("boot_id")[2][:40]
+def boot(scope: Scope, node: str, *, other_than: str = "") -> str:
+    """Wait until the status names the node as a participant; its boot id there."""
+
+    def look() -> str:
+        rows = scope.status.get("participants", [])
+        found = next((one["bootId"] for one in rows if one["node"] == node), "")
+        return "" if found == other_than else found
+
+    return wait_for(f"{node} as a participant of {scope.key}", look, PATIENCE_S)
 
 
 def pod_uid(scene: Scene, name: str) -> str:
