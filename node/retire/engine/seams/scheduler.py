@@ -197,7 +197,8 @@ class RetireSchedulerMixin(StepFence):
         """FENCE by quantum: retire what is stale, then plan a step of short chunks."""
         if not self.tags and not self.inheritance.active:
             return super().schedule(*args, **kwargs)
-        self.retire_stale()
+        if not self.steps.holding:  # else its result tells how far the old work has come
+            self.retire_stale()
         self.inheritance.expire(time.monotonic())
         aside = self._set_aside()
         config = self.scheduler_config
