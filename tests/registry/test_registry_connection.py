@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import time
+from typing import Any
 
 import pytest
+import uvloop
+from redis.asyncio.connection import AbstractConnection as Connection
 
 from retire.protocol.errors import InvalidField, RegistryUnavailable
 from retire.registry.calls import script
@@ -54,6 +58,27 @@ async def test_a_hanging_server_times_out(connect, valkey, settings):
         valkey.process.send_signal(signal.SIGCONT)
     assert time.monotonic() - started < 3
     assert await registry.hello("acme", term=1)
+
+
+def test_a_connection_reset_before_its_first_command(monkeypatch, valkey):
+    """uvloop says so with a RuntimeError, which redis-py does not know: an error of the tree."""
+    greet = Connection.on_connect_check_health
+
+    async def late(self: Any, *args: Any, **options: Any) -> None:
+        self._writer.transport.abort()
+        await asyncio.sleep(0.05)  # until the loop has closed it
+        await greet(self, *args, **options)
+
+    async def ask() -> None:
+        registry = AsyncRegistry(valkey.url, QUICK)
+        try:
+            await registry.list_tenants()
+        finally:
+            await registry.close()
+
+    monkeypatch.setattr(Connection, "on_connect_check_health", late)
+    with pytest.raises(RegistryUnavailable, match="cannot be used: unable to perform operation"):
+        uvloop.run(ask())
 
 
 @pytest.mark.parametrize(

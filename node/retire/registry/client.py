@@ -45,6 +45,7 @@ _FAILURES: Final = (
     redis_errors.RedisClusterException,  # no RedisError upstream
     OSError,
     TimeoutError,
+    RuntimeError,  # uvloop: the connection was reset before a command was written to it
 )
 
 

@@ -54,27 +54,39 @@ class Follower:
         self._lease = lease
         self._tenants = tenants
         self.tenant = tenant
+        self._after = ""  # the last event that was applied
 
     async def run(self, after: str) -> None:
         """Apply every event past ``after``; ends by ``tenants.on_lost`` when the stream is
         another.
         """
-        while True:
+        self._after = after
+        going_on = True
+        while going_on:
             try:
-                async for event in self._ports.registry.events(self.tenant, after=after):
-                    author = Author.decode(event.fields["by"]) if "by" in event.fields else None
-                    if author is not None and author.node == self._ports.identity.node:
-                        await self._driver.answered(author.call, wait_s=OWN_REPLY_S)
-                    self.apply(event)
-                    after = event.id
-            except RegistryUnavailable:
+                going_on = await self._follow()
+            except Exception:  # a fault of ours: without its stream the node would stay closed
+                _log.exception("stream of a tenant failed", extra=fields(tenant=self.tenant))
                 await asyncio.sleep(_RETRY_S)
-            except (TermMismatch, NeedRegister) as error:
-                found = await self._resync(error)
-                if found is None:
-                    await self._tenants.on_lost(error)
-                    return
-                after = found
+
+    async def _follow(self) -> bool:
+        """Until the stream breaks; whether to go on from ``_after``."""
+        try:
+            async for event in self._ports.registry.events(self.tenant, after=self._after):
+                author = Author.decode(event.fields["by"]) if "by" in event.fields else None
+                if author is not None and author.node == self._ports.identity.node:
+                    await self._driver.answered(author.call, wait_s=OWN_REPLY_S)
+                self.apply(event)
+                self._after = event.id
+        except RegistryUnavailable:
+            await asyncio.sleep(_RETRY_S)
+        except (TermMismatch, NeedRegister) as error:
+            found = await self._resync(error)
+            if found is None:
+                await self._tenants.on_lost(error)
+                return False
+            self._after = found
+        return True
 
     async def _resync(self, why: TermMismatch | NeedRegister) -> str | None:
         """Read the whole tenant; the position to go on from, None when the registry is not ours."""
