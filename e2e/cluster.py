@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -119,7 +120,7 @@ class Cluster(ExistingCluster):
         """Returns when the API server and its controllers work; ProcessFailed otherwise."""
         try:
             self.etcd.start()
-            self.api_server.start()  # waits for etcd by itself
+            self.etcd.wait_until(self._etcd_listens, START_S)
             self.start_api_server()
             self.controller_manager.start()
             self.controller_manager.wait_until(self._controllers_work, START_S)
@@ -144,6 +145,10 @@ class Cluster(ExistingCluster):
 
     def _process(self, name: str, arguments: list[str]) -> Process:
         return Process(name, [str(binary(name)), *arguments], self.folder / f"{name}.log")
+
+    def _etcd_listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((control_plane.HOST, self.ports.etcd)) == 0
 
     def _controllers_work(self) -> bool:
         """They made the first namespace's service account: pods can be created there."""

@@ -72,6 +72,7 @@ def api_server(ports: Ports, keys: Keys) -> list[str]:
         f"--tls-cert-file={keys.api_server.cert}",
         f"--tls-private-key-file={keys.api_server.key}",
         "--authorization-mode=RBAC",
+        "--allow-privileged",  # that is for Pod Security to refuse, by namespace
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={keys.service_accounts.cert}",
         f"--service-account-signing-key-file={keys.service_accounts.key}",

@@ -65,7 +65,7 @@ class Pod:
         self.containers = self._containers(pod["spec"])
         self._runs = 0
         self._deleting, self._vanished = asyncio.Event(), asyncio.Event()
-        self._dirty = asyncio.Event()
+        self._dirty, self._ended = asyncio.Event(), asyncio.Event()
         self._published: Object = {}
 
     def _containers(self, spec: Object) -> list[Container]:
@@ -147,10 +147,14 @@ class Pod:
             await asyncio.gather(life, return_exceptions=True)
         finally:
             await self._end_containers()
-            for task in (publisher, tokens):
-                task.cancel()
-            await asyncio.gather(publisher, tokens, return_exceptions=True)
+            # Told, not cancelled: a call that is cut short leaves its connection open.
+            self._ended.set()
+            self._dirty.set()
+            results = await asyncio.gather(publisher, tokens, return_exceptions=True)
             await self.links.stop()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
         if not self._vanished.is_set():
             await self._report_end()
         self._volumes.remove()
@@ -181,9 +185,9 @@ class Pod:
         """Tokens, volumes and links; waits for what is missing and says so."""
         while True:
             try:
-                await self._supply.renew()
+                await asyncio.shield(self._supply.renew())
                 self._volumes.sync()
-                await self.links.sync()
+                await asyncio.shield(self.links.sync())
                 return
             except (ConfigError, ApiError, httpx.TransportError, OSError) as error:
                 for container in self.containers:
@@ -199,11 +203,16 @@ class Pod:
                 await sidecar.stop(self.grace_s)
 
     async def _renew_tokens(self) -> None:
-        while True:
-            await asyncio.sleep(_TOKEN_CHECK_S)
+        while not await self._ends_within(_TOKEN_CHECK_S):
             with contextlib.suppress(ApiError, httpx.TransportError):  # tried again
                 await self._supply.renew()
                 await self.refresh()
+
+    async def _ends_within(self, limit_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._ended.wait()
+        return self._ended.is_set()
 
     # --- status ---------------------------------------------------------------------------------
 
@@ -212,7 +221,7 @@ class Pod:
         return f"/api/v1/namespaces/{self.key[0]}/pods/{self.key[1]}"
 
     async def _publish_for_ever(self) -> None:
-        while True:
+        while not self._ended.is_set():
             await self._dirty.wait()
             self._dirty.clear()
             try:

@@ -24,9 +24,13 @@ DEAF = "import time; print('start', flush=True); time.sleep(600)"
 
 
 def moment(pods: Pods, pod: str, of: str, word: str) -> int:
-    """When a container said a word, on the machine's monotonic clock."""
-    lines = pods.harness.log(pods.key(pod), of).splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(word))
+    """When a container said a word, on the machine's monotonic clock; waits for it."""
+
+    def said() -> int:
+        lines = pods.harness.log(pods.key(pod), of).splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(word)), 0)
+
+    return wait_for(f"{of} to say {word}", said)
 
 
 def alive(pid: int) -> bool:
@@ -34,7 +38,7 @@ def alive(pid: int) -> bool:
 
 
 def test_init_containers_and_sidecars_start_in_order(pods: Pods):
-    """Each init container ends before the next; a native sidecar has started before what follows."""
+    """Each init container ends before the next; a native sidecar has started by then."""
     spec = pod_spec(
         container("main", NOTE + "; time.sleep(600)", "main"),
         initContainers=[
