@@ -20,10 +20,13 @@ from kubernetes.client import CoordinationV1Api
 from kubernetes.config import ConfigException
 
 from retire.protocol.errors import InvalidField, RetireError
+from retire.protocol.history import RegistryRebuilt
+from retire.protocol.history import RegistryRebuilt
 from retire.registry.client import AsyncRegistry
 from retire.registry.settings import RegistrySettings, where
 from retire.sidecar.client import NodeClient
 from retire.telemetry import logs
+from retire.telemetry.history import History
 from retire.telemetry.logs import fields
 from retire_operator import handlers
 from retire_operator.apply import Executor, Targets
@@ -36,7 +39,7 @@ from retire_operator.nodes import SidecarPool
 from retire_operator.observe import Observer, Sources
 from retire_operator.pods import PodInformer
 from retire_operator.reconcile import Reconciler
-from retire_operator.registry_guard import RegistryGuard
+from retire_operator.registry_guard import GuardSettings, RegistryGuard
 from retire_operator.resource import Ref, ref_of
 from retire_operator.settings import Settings
 from retire_operator.store import ScopeStore
@@ -93,6 +96,7 @@ class Operator:
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
         self._resynced_s = time.monotonic()
+        self._history = History.from_env()
         self.store, self.mirror = ScopeStore(), Mirror()
         self.pool = SidecarPool(
             _connector(settings),
@@ -122,8 +126,14 @@ class Operator:
             book,
             connect=self._connect,
             clock=time.monotonic,
+            settings=GuardSettings(settle_s=settings.lease_s),
+            on_written=self._note_rebuild,
         )
         self.tenants = TenantQuotas(book, self.registry, self.guard, clock=time.monotonic)
+
+    def _note_rebuild(self, tenant: str, term: int) -> None:
+        if self._history.on:
+            self._history.write(RegistryRebuilt(time.monotonic_ns(), tenant, term))
 
     def _connect(self, create_when_empty: bool) -> AsyncRegistry:
         return AsyncRegistry(
@@ -207,6 +217,7 @@ class Operator:
         await self.guard.close()
         await self.registry.close()
         self._kube.close()
+        self._history.close()
 
     async def _work(self) -> None:
         """Nothing is decided before the first list of pods: "no node" would be a guess."""
@@ -307,6 +318,10 @@ class Operator:
         for ref in self.store.refs(key):
             self.queue.add(ref)
             self._wake(self.store.below(ref))
+
+    def _on_written(self, tenant: str, term: int) -> None:
+        if self._history.on:
+            self._history.write(RegistryRebuilt(time.monotonic_ns(), tenant, term))
 
     def _on_pool(self, pool: str) -> None:
         self._wake(self.store.in_pool(pool))

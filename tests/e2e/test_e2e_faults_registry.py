@@ -8,6 +8,7 @@ from e2e_faults_scene import PATIENCE_S, Scene, Scope, own_version, pod, retired
 
 from e2e.deployment import NODES, REGISTRY
 from e2e.waiting import wait_for
+from retire.protocol.history import RegistryRebuilt
 from retire.protocol.versions import Version
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ def test_rolled_back(deployment: Deployment, tenant: str) -> None:
 
 
 def nothing_went_back(scopes: list[Scope], term: int) -> None:
-    """Each scope stands at its epoch or above, under the new term."""
+    """Written once under the new term, and each scope stands at its epoch there."""
+    scene = scopes[0].scene
+    rebuilt = [one for one in scene.history.of(RegistryRebuilt) if one.tenant == scene.tenant]
+    assert [one.term for one in rebuilt] == [term]
     for scope in scopes:
         wait_for(f"{scope.key} under term {term}", lambda s=scope: s.version.term == term)
         assert scope.version == Version(term, scope.epoch)
