@@ -21,7 +21,6 @@ from kubernetes.config import ConfigException
 
 from retire.protocol.errors import InvalidField, RetireError
 from retire.protocol.history import RegistryRebuilt
-from retire.protocol.history import RegistryRebuilt
 from retire.registry.client import AsyncRegistry
 from retire.registry.settings import RegistrySettings, where
 from retire.sidecar.client import NodeClient
@@ -318,10 +317,6 @@ class Operator:
         for ref in self.store.refs(key):
             self.queue.add(ref)
             self._wake(self.store.below(ref))
-
-    def _on_written(self, tenant: str, term: int) -> None:
-        if self._history.on:
-            self._history.write(RegistryRebuilt(time.monotonic_ns(), tenant, term))
 
     def _on_pool(self, pool: str) -> None:
         self._wake(self.store.in_pool(pool))
