@@ -35,6 +35,7 @@ class Settings:
     tls_server_name: str = SERVER_NAME
     sidecar_port: int = SIDECAR_PORT  # unless the pod names a container port "grpc"
     http_listen: str = "0.0.0.0:8080"
+    lease_s: float = 2.0  # the publish lease of nodes that cannot be asked
     resync_s: float = 30.0
     finalizer_timeout_s: float = 30.0
     call_timeout_s: float = 10.0
@@ -56,6 +57,7 @@ class Settings:
             tls_server_name=source.get("RETIRE_TLS_SERVER_NAME") or SERVER_NAME,
             sidecar_port=_integer(source, "RETIRE_SIDECAR_PORT", SIDECAR_PORT, high=_PORT_MAX),
             http_listen=_listen(source),
+            lease_s=_seconds(source, "RETIRE_LEASE_S", 2.0, low=0.2, high=60.0),
             resync_s=_seconds(source, "RETIRE_RESYNC_S", 30.0, low=0.1, high=3600.0),
             finalizer_timeout_s=_seconds(
                 source, "RETIRE_FINALIZER_TIMEOUT_S", 30.0, low=0.0, high=3600.0
