@@ -81,13 +81,12 @@ class Writer:
     async def open_tenant(self, tenant: str, *, term: int, settle_s: float) -> None:
         """A tenant that nobody knew when the registry was written: while leases of an older term
         may run, its first commits must wait for them too."""
-        try:
-            await self._registry.snapshot(tenant)
-        except NeedRegister:
-            if settle_s > 0:
-                await self._tenant(
-                    TenantPlan(tenant, (), 0, None), None, term=term, settle_s=settle_s
-                )
+        if settle_s > 0:  # else not asked: a snapshot is as long as the tenant has scopes
+            try:
+                await self._registry.snapshot(tenant)
+            except NeedRegister:
+                plan = TenantPlan(tenant, (), 0, None)
+                await self._tenant(plan, None, term=term, settle_s=settle_s)
         await self._registry.hello(tenant, term=term)
 
     async def _tenant(
