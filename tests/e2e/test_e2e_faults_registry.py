@@ -103,10 +103,10 @@ def test_rolled_back(deployment: Deployment, tenant: str) -> None:
 
 
 def nothing_went_back(scopes: list[Scope], term: int) -> None:
-    """Written once under the new term, and each scope stands at its epoch there."""
-    scene = scopes[0].scene
-    rebuilt = [one for one in scene.history.of(RegistryRebuilt) if one.tenant == scene.tenant]
-    assert [one.term for one in rebuilt] == [term]
+    """Each scope stands at its epoch under the new term, which was written once."""
     for scope in scopes:
         wait_for(f"{scope.key} under term {term}", lambda s=scope: s.version.term == term)
         assert scope.version == Version(term, scope.epoch)
+    scene = scopes[0].scene
+    rebuilt = [one for one in scene.history.of(RegistryRebuilt) if one.tenant == scene.tenant]
+    assert [one.term for one in rebuilt] == [term]
