@@ -33,7 +33,7 @@ REGISTRY: Final = "retire-registry-0"
 QUANTUM: Final = 64  # tokens
 BLOCK: Final = 32  # tokens
 LEASE_S: Final = 4.0  # long enough for a machine that has other work
-INSTALL_S: Final = 600.0
+INSTALL_S: Final = 900.0
 _CALL: Final = httpx.Timeout(120.0, connect=10.0)
 
 
