@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx
 from e2e_faults_history import Tail
 
 from bench.lab import prompt_tokens
@@ -72,12 +73,23 @@ class Scope:
         return wait_for(f"{self.key} at epoch {self.epoch}", look, limit_s)
 
     def stream(self, node: str = NODES[0], tokens: int = 3) -> Flow:
-        """A stream on a node, once it has published."""
-        api = self.scene.deployment.api(node)
-        tag = api.headers(self.name, self.scene.tenant)
-        flow = Flow(api, streamed(api.body(OLD, max_tokens=LONG)), tag)  # type: ignore[arg-type]
+        """A stream on a node, once it has published; a refusal that says so is tried again."""
+
+        def admitted() -> Flow:
+            flow = self._call(node)
+            flow.until(lambda one: one.tokens >= tokens or one.over, PATIENCE_S)
+            if flow.status == httpx.codes.SERVICE_UNAVAILABLE:
+                raise LookupError(flow.error)
+            return flow
+
+        flow = wait_for(f"a stream of {self.key} on {node}", admitted, PATIENCE_S)
         self.flows.append(flow)
         return flow.tokens_at_least(tokens, PATIENCE_S)
+
+    def _call(self, node: str) -> Flow:
+        api = self.scene.deployment.api(node)
+        tag = api.headers(self.name, self.scene.tenant)
+        return Flow(api, streamed(api.body(OLD, max_tokens=LONG)), tag)  # type: ignore[arg-type]
 
 
 class Scene:
