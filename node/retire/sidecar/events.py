@@ -98,7 +98,10 @@ class Follower:
         except RegistryUnavailable:
             await asyncio.sleep(_RETRY_S)
             return await self._resync(why)
-        if snapshot.term != own.term or snapshot.sequence < self._lease.tenants()[self.tenant]:
+        applied = self._lease.tenants().get(self.tenant)
+        if applied is None:  # left: the node is entering the registry anew, this stream ends
+            return None
+        if snapshot.term != own.term or snapshot.sequence < applied:
             return None
         _log.warning("stream has a gap; read a snapshot", extra=fields(tenant=self.tenant, why=why))
         for record in snapshot.scopes:
