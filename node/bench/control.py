@@ -67,6 +67,11 @@ class AckingGate:
         del command
         return pb.InspectReply()
 
+    async def warm(self, command: pb.Warm) -> pb.WarmDone:
+        """Nothing is computed here."""
+        del command
+        return pb.WarmDone()
+
     def quota(self, command: pb.Quota) -> None:
         """Nothing is pinned here."""
 
