@@ -28,6 +28,7 @@ _BLOCK_SIZE: Final = 2**15
 _SERVICES: Final = 2**14  # the first half of a block
 _FIRST_POD: Final = 2  # 1 is the bridge
 _ENTER: Final = (sys.executable, "-S", "-m", "e2e.node.enter", "pause", "{}")
+_GATEWAY: Final = 255  # its number among the hardware addresses, after the pods'
 _NOWHERE: Final = "02:00:00:00:00:01"  # frames to this address are lost in silence
 
 
@@ -121,7 +122,8 @@ class Network:
         # A few commands of milliseconds each: not worth a thread.
         ip(
             [
-                f"link add {made.device} type veth peer name eth0 netns {pause.pid}",
+                f"link add {made.device} type veth peer name eth0"
+                f" address {_mac(self._block, number)} netns {pause.pid}",
                 f"link set {made.device} master {self.bridge} up",
             ]
         )
@@ -177,6 +179,11 @@ class PodNetwork:
             ip([f"neighbor del {address} dev eth0"], self.pause.pid)
 
 
+def _mac(block: int, number: int) -> str:
+    """Of an address, for ever: neighbours that knew the last pod there find the next one."""
+    return f"02:52:45:54:{block:02x}:{number:02x}"
+
+
 def _bridge(block: int) -> str:
     return f"retire{block}"
 
@@ -190,7 +197,15 @@ def _claim_block() -> int:
             with contextlib.suppress(NetworkFailed):
                 ip([f"link del {name}"])
         try:
-            ip([f"link add {name} type bridge", f"link set {name} alias {os.getpid()}"])
+            # A bridge without an address of its own takes another whenever a pod comes or goes,
+            # and the pods' packets to their gateway are lost for a while.
+            mac = _mac(block, _GATEWAY)
+            ip(
+                [
+                    f"link add {name} address {mac} type bridge",
+                    f"link set {name} alias {os.getpid()}",
+                ]
+            )
         except NetworkFailed as error:
             reasons.append(str(error))
         else:

@@ -61,6 +61,28 @@ def test_a_pod_is_cut_off_from_the_api_server(pods: Pods):
     wait_for("an answer again", answers)
 
 
+def test_the_network_holds_while_pods_come_and_go(pods: Pods):
+    """Hardware addresses stay: nobody loses the way to a service because another pod has ended."""
+    pods.service("web", 80)
+    pods.create("web", pod_spec(server()))
+    pods.create("client", pod_spec(container("main", TALKER)))
+    pods.ready("web")
+    pods.ready("client")
+    wait_for("it to talk", lambda: last(pods, "client") == "ok")
+
+    def way() -> str:
+        return pods.run("client", "main", "ip", "neigh", "show", "nud", "reachable", "dev", "eth0")
+
+    gateway = wait_for("the gateway's address", way)
+    for n in range(3):
+        pods.create(f"other-{n}", pod_spec(container("main", SLEEPER)))
+        pods.ready(f"other-{n}")
+        pods.cluster.api.delete(pods.path(f"other-{n}"))
+        pods.gone(f"other-{n}")
+    assert wait_for("the gateway's address", way).split()[:4] == gateway.split()[:4]
+    assert "lost" not in pods.harness.log(pods.key("client"), "main").partition("ok")[2]
+
+
 def test_pods_are_separated(pods: Pods):
     """Two pods do not reach each other by address, others do, until they are reunited."""
     for name in ("web", "client"):
