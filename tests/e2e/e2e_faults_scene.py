@@ -5,6 +5,8 @@ Owns the promises that a client can check. Must never make a fault: the scenario
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +15,7 @@ from e2e_faults_history import Tail
 
 from bench.lab import prompt_tokens
 from bench.stack_streams import Flow, streamed
-from e2e.deployment import NAMESPACE, NODES, REGISTRY
+from e2e.deployment import NAMESPACE, NODES, REGISTRY, SCOPES
 from e2e.waiting import condition, wait_for, wait_replicas
 from retire.protocol.versions import ScopeKey, Version
 
@@ -131,6 +133,31 @@ class Scene:
         """Until the registry, both nodes and both operators are ready."""
         self.deployment.nodes_ready((REGISTRY, *NODES))
         wait_replicas(self.deployment.cluster.api, _DEPLOYMENT, PATIENCE_S)
+
+
+class Witness:
+    """Everything that the statuses of a scene's scopes say, from now on."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.statuses: list[tuple[str, dict[str, Any]]] = []  # name, status
+        self._events = scene.deployment.cluster.api.watch(SCOPES.format(scene.tenant))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(httpx.HTTPError):  # the API server went away
+            for event in self._events:
+                item = event["object"]
+                self.statuses.append((item["metadata"]["name"], item.get("status", {})))
+
+    def synced(self) -> set[str]:
+        """What RegistrySynced was said to be."""
+        rows = (condition({"status": status}, "RegistrySynced") for _, status in self.statuses)
+        return {row["status"] for row in rows if row}
+
+    def versions(self, scope: Scope) -> list[Version]:
+        """Of a scope, as they were told."""
+        told = [status.get("version") for name, status in self.statuses if name == scope.name]
+        return [Version.parse(version) for version in told if version]
 
 
 def once(history: Tail, scope: Scope) -> None:

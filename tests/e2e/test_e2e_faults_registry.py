@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from e2e_faults_scene import PATIENCE_S, Scene, Scope, own_version, pod, retired
+from e2e_faults_scene import PATIENCE_S, Scene, Scope, Witness, own_version, pod, retired
 
 from e2e.deployment import NODES, REGISTRY
 from e2e.waiting import wait_for
@@ -68,15 +68,21 @@ def test_wiped(deployment: Deployment, tenant: str) -> None:
     scopes[0].current()
     term = scene.term
     flows = [scope.stream(NODES[n % 2]) for n, scope in enumerate(scopes)]
+    witness = Witness(scene)
     shell(scene, WIPE)
     kill(scene)
+    scopes[1].revise()  # of a registry that is lost: it waits for the next one
     risen(scene, term)
+    assert scopes[1].current()["version"] == f"{term + 1}.1"
     nothing_went_back(scopes, term + 1)
     for flow, scope in zip(flows, scopes, strict=True):
         retired(flow, scope)
-    scopes[1].revise()
-    assert scopes[1].current()["version"] == f"{term + 1}.1"
     scene.end()
+    assert witness.synced() == {"False", "True"}
+    for scope in scopes:
+        told = witness.versions(scope)
+        assert told == sorted(told)
+        assert told[-1].term == term + 1
     assert scene.term == term + 1
 
 
