@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.protocol import codec
-from retire.protocol.contract import GateOutcome
+from retire.protocol.contract import LATE, GateOutcome
 from retire.protocol.errors import InvalidField
 from retire.protocol.versions import Version
 
@@ -143,6 +143,15 @@ def with_receipt(line: Line, receipt_json: str) -> Line:
 def _completed(line: Line, receipt: Receipt) -> Line:
     stages, ended = receipt.stages_ms, GateOutcome.LEASE_ENDED
     error = receipt.error or {}
+    if receipt.stop_reason is not None:
+        line = replace(
+            line,
+            inheritable_tokens=receipt.inheritable_tokens,
+            certified_tokens=receipt.certified_tokens,
+            stopped_by=receipt.stop_reason.value,
+        )
+    if receipt.extra.get(LATE):
+        return line
     return replace(
         line,
         from_version=receipt.from_version,
@@ -154,10 +163,7 @@ def _completed(line: Line, receipt: Receipt) -> Line:
         gates=len(receipt.gates),
         gates_lease_ended=sum(gate.outcome is ended for gate in receipt.gates),
         retired_requests=len(receipt.requests),
-        inheritable_tokens=receipt.inheritable_tokens,
-        certified_tokens=receipt.certified_tokens,
         pinned_blocks=receipt.pin.blocks if receipt.pin else 0,
-        stopped_by=receipt.stop_reason.value if receipt.stop_reason else None,
         error=str(error.get("message") or error)[:_ERROR_CHARS] if error else None,
     )
 

@@ -12,7 +12,15 @@ import yaml
 from operator_world import body
 
 from retire.protocol.codec import receipt_to_dict
-from retire.protocol.contract import Contract, Equivalence, Inherit, Receipt, StopReason, Tier
+from retire.protocol.contract import (
+    LATE,
+    Contract,
+    Equivalence,
+    Inherit,
+    Receipt,
+    StopReason,
+    Tier,
+)
 from retire.protocol.errors import InvalidField
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar.pb import node_pb2 as pb
@@ -157,7 +165,7 @@ def test_missing_objects_and_keys_are_told_apart() -> None:
     assert isinstance(secret, Missing) and "hush" not in secret.message
 
 
-def receipt(epoch: int) -> str:
+def receipt(epoch: int, **changed: Any) -> str:
     made = Receipt(
         key=ScopeKey("acme", "plan"),
         from_version=Version(1, epoch - 1),
@@ -169,7 +177,7 @@ def receipt(epoch: int) -> str:
         residual_ms=3.0,
         trace_id="ab" * 16,
     )
-    return json.dumps(receipt_to_dict(made))
+    return json.dumps(receipt_to_dict(replace(made, **changed)))
 
 
 def record(epoch: int, kind: str = "supersede", **fields: Any) -> pb.TransitionRecord:
@@ -203,6 +211,23 @@ def test_one_transition_told_many_times_is_one_line() -> None:
     assert line.trace_id == "ab" * 16
     (other,) = mirror.lines(replace(made, uid="another"))
     assert other.by == "runtime"
+
+
+def test_a_successor_that_comes_later_fills_in_what_it_inherited() -> None:
+    """Whether it is told with the whole receipt or by itself; nothing else of the line changes."""
+    alone = receipt(4, stages_ms={}, trace_id=None, residual_ms=None, extra={LATE: True})
+    early = receipt(4, stop_reason=None, inheritable_tokens=0, certified_tokens=0)
+    for late in (receipt(4), alone):
+        mirror, made = Mirror(), parse(body())
+        mirror.take(record(4, receipt_json=early, idempotency_key="cr/uid-plan/supersede/4"))
+        (before,) = mirror.lines(made)
+        assert (before.certified_tokens, before.stopped_by) == (None, None)
+        assert "certifiedTokens" not in receipts.to_status(before)
+        mirror.take(record(4, "receipt", receipt_json=late))
+        (after,) = mirror.lines(made)
+        assert after == replace(
+            before, inheritable_tokens=64, certified_tokens=48, stopped_by="first_difference"
+        )
 
 
 def test_lines_are_newest_first_and_bounded() -> None:

@@ -17,12 +17,14 @@ from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
 
 from retire.mailbox import GateState
 from retire.protocol.contract import Contract, Inherit
+from retire.protocol.history import CommitMade
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
 from retire.registry.embedded import EmbeddedServer
 from retire.sidecar import convert
 from retire.sidecar.client import Joined
 from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry.history import read
 
 FIRST = Version(1, 0)
 
@@ -126,7 +128,7 @@ async def test_a_killed_node_is_waited_for_exactly_its_lease(mortal_pair: Pair):
     await anext(events)
     mortal_pair.b.kill()
     killed_s = time.monotonic()
-    deadline_s = killed_s + mortal_pair.gate_b._mailbox().lease_left_ns() / 1e9
+    deadline_s = killed_s + mortal_pair.gate_b.view.lease_left_ns() / 1e9
     answers = await collected(events)
     acknowledged_s = answers.at_s["unpublishable"]
     print(
@@ -199,6 +201,9 @@ async def test_a_child_scope_on_the_other_node_moves_with_its_parent(
     assert not pair.gate_b.may_publish(on_b.slot)
     view = await pair.gate_b.client.inspect(child)
     assert convert.version_from(view.version) == Version(1, 1)
+    told = [one for one in read(pair.gate_a.sidecar.history) if isinstance(one, CommitMade)]
+    moved = {one.key: (one.from_version, one.to_version) for one in told}
+    assert moved[parent] == moved[child] == (FIRST, Version(1, 1))
 
 
 async def test_a_child_on_the_same_host_holds_up_its_parent(

@@ -7,6 +7,7 @@ never import vLLM: the engine client is handed in.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.protocol.codec import contract_to_dict
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from retire.protocol.contract import Contract
     from retire.protocol.versions import ScopeKey, Version
 
+EXPECTED_KEPT: Final = 1024
 ABORT_AFTER_S: Final = 1.0  # for requests that the scheduler has not retired by itself
 
 
@@ -23,6 +25,7 @@ class CoreCalls:
 
     def __init__(self, engine_client: Any) -> None:
         self._client = engine_client
+        self._expected: deque[tuple[ScopeKey, Version]] = deque(maxlen=EXPECTED_KEPT)
 
     async def hello(self) -> dict[str, Any]:
         """``boot_id, fingerprint, block_size, num_blocks, vllm_version, model``."""
@@ -39,6 +42,15 @@ class CoreCalls:
 
     async def expect(self, key: ScopeKey, to: Version) -> dict[str, Any]:
         """What ALIGN decides for the first request of version ``to``; ask before sending it."""
+        self._expected.append((key, to))
+        return await self.await_successor(key, to)
+
+    def expected(self, key: ScopeKey, to: Version) -> bool:
+        """Whether somebody has asked ``expect`` about it, among the last who asked."""
+        return (key, to) in self._expected
+
+    async def await_successor(self, key: ScopeKey, to: Version) -> dict[str, Any]:
+        """The same for whoever sends no successor: it may never come."""
         return await self._call("retire_expect", key.tenant, key.scope, to.term, to.epoch)
 
     async def release(self, key: ScopeKey) -> int:

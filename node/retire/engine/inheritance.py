@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 RECORDS_PER_SCOPE: Final = 8
 RECORD_TOKENS_MAX: Final = 8 * 2**20  # remembered in all, 4 bytes each; the oldest go first
 OUTCOMES_MAX: Final = 1024
+EXPECTED_MAX: Final = 8192  # scopes whose successor somebody waits for
 UNREPORTED_SCOPES_MAX: Final = 4096
 _COLD: Final = frozenset({StopReason.QUOTA, StopReason.CONTRACT, StopReason.FINGERPRINT})
 
@@ -56,8 +57,8 @@ class Inheritance:
     _contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
     _outcomes: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
     _successors: dict[str, Successor] = field(default_factory=dict)  # aligned, not running yet
-    _expected: dict[tuple[ScopeKey, Version], list[Callable[[str, Outcome], None]]] = field(
-        default_factory=dict
+    _expected: OrderedDict[tuple[ScopeKey, Version], list[Callable[[str, Outcome], None]]] = field(
+        default_factory=OrderedDict
     )
     _unreported: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     _remembered: int = 0  # tokens in all records
@@ -182,13 +183,17 @@ class Inheritance:
     def expect(self, key: ScopeKey, version: Version, then: Callable[[str, Outcome], None]) -> None:
         """Call ``then`` with the first request of ``version`` that ALIGN sees, and its outcome.
 
-        At once when it was seen already. ``release`` answers for a successor that never comes.
+        At once when it was seen already. ``release`` answers for a successor that never comes, and
+        so does the next FENCE; of too many who wait the first are told so.
         """
         for request_id, successor in self._successors.items():
             if (successor.key, successor.version) == (key, version):
                 then(request_id, self._outcomes[request_id])
                 return
         self._expected.setdefault((key, version), []).append(then)
+        while len(self._expected) > EXPECTED_MAX:
+            for gives_up in self._expected.popitem(last=False)[1]:
+                gives_up("", NOTHING)
 
     def align(self, request: Request, tag: Tag) -> None:
         """Certify what a new request may inherit from its scope; pin it until it is adopted."""

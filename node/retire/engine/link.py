@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import time
@@ -18,11 +19,13 @@ from retire.engine import overlap
 from retire.engine.admissions import Admissions
 from retire.engine.authentication import Authenticator
 from retire.engine.inputs import Inputs
+from retire.engine.late_successors import LateSuccessors
 from retire.engine.publication import Ended, Publications
 from retire.engine.repeats import Repeats
 from retire.engine.replies import NO_SIDECAR
 from retire.engine.warming import Context, Warming
 from retire.mailbox import MailboxView, Overlaps
+from retire.protocol.codec import receipt_to_dict
 from retire.protocol.errors import InvalidField, RetireError, Unavailable
 from retire.protocol.history import Published
 from retire.sidecar import convert
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from retire.engine.core_calls import CoreCalls
     from retire.engine.settings import Settings
     from retire.engine.tag import Tag
+    from retire.protocol.contract import Receipt
     from retire.protocol.versions import ScopeKey
 
 _log = logging.getLogger("retire.engine")
@@ -67,6 +71,7 @@ class SidecarLink:
         )
         self.repeats = Repeats()
         self.warming = Warming(self)
+        self.late = LateSuccessors(core, self._report_late)
         self.node = ""
         self._settings = settings
         self._client: NodeClient | None = None
@@ -88,6 +93,7 @@ class SidecarLink:
 
     async def stop(self) -> None:
         """Detach, after every stream has ended: a detached process counts as silent."""
+        self.late.stop()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,6 +137,10 @@ class SidecarLink:
         key, to = convert.key_from(command.key), convert.version_from(command.to)
         contract = convert.contract_from(command.contract)
         started = time.perf_counter()
+        if command.terminal:
+            self.late.forget(key)
+        else:
+            self.late.expect(key, to)
         answer = await self.core.fence(key, to, contract=contract, terminal=command.terminal)
         fenced = pb.Fenced(
             participants=[self._participant(part) for part in answer["participants"]],
@@ -142,6 +152,7 @@ class SidecarLink:
             quota_left=answer["quota_left"],
             ms=(time.perf_counter() - started) * 1e3,
         )
+        self.late.fenced(key, fenced)
         return fenced
 
     async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
@@ -219,6 +230,12 @@ class SidecarLink:
     def _record(self, tag: Tag, request_id: str, index: int) -> None:
         now_ns = time.monotonic_ns()
         self._history.write(Published(now_ns, tag.key, tag.version, request_id, self.gate, index))
+
+    async def _report_late(self, receipt: Receipt) -> None:
+        text = json.dumps(receipt_to_dict(receipt))
+        await self.client().report(
+            receipt.key, receipt.to_version, receipt_json=text, idempotency_key=""
+        )
 
     def _participant(self, part: dict[str, Any]) -> pb.Participant:
         return pb.Participant(node=self.node, boot_id=self._engine["boot_id"], **part)

@@ -145,6 +145,10 @@ class PinLease:
     quota_left: int | None  # blocks; None: the tenant has no quota
 
 
+# In ``Receipt.extra``: only what ALIGN came to for a successor that came after its SUPERSEDE.
+LATE: Final = "late_successor"
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """The answer to every SUPERSEDE, never a bare 200 (C8)."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol import effects as fx
@@ -239,16 +239,14 @@ class Driver:
         return group
 
     def _record(self, call: Call, commit: Commit) -> None:
-        self._ports.history.write(
-            CommitMade(
-                time.monotonic_ns(),
-                call.key,
-                call.change,
-                commit.from_version,
-                commit.to_version,
-                call.idempotency_key,
-            )
-        )
+        """One commit, a line for each scope that it moved."""
+        at_ns, write = time.monotonic_ns(), self._ports.history.write
+        name = call.idempotency_key
+        before, after = commit.from_version, commit.to_version
+        write(CommitMade(at_ns, call.key, call.change, before, after, name))
+        for child, to in commit.children:
+            before = replace(to, epoch=to.epoch - 1)  # commit.lua: each by one
+            write(CommitMade(at_ns, child, call.change, before, to, name))
 
     def _is_behind(self, key: ScopeKey, version: Version) -> bool:
         entry = self._ports.scopes.find(key)

@@ -1,18 +1,20 @@
 """Takes in receipts that an API process completed: what ALIGN and RESUME came to.
 
-Must never change a receipt's text.
+A successor that came after its SUPERSEDE completes the receipt that is here already, or, where
+another node holds it, stands in the journal by itself.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from retire.protocol import codec
 from retire.protocol import events as ev
-from retire.protocol.contract import StopReason
+from retire.protocol.contract import LATE, StopReason
 from retire.protocol.errors import InvalidField
-from retire.sidecar import convert
+from retire.sidecar import convert, receipts
 from retire.sidecar.journal import Transition
 from retire.sidecar.scopes import StoredReceipt
 
@@ -38,6 +40,9 @@ class Reports:
                 "receipt_json", request.receipt_json, f"the receipt of {key} at {to}"
             )
         self._parts.ports.scopes.get(key)
+        if receipt.extra.get(LATE):
+            self._take_late(receipt, request.receipt_json)
+            return
         line = Transition(
             key,
             "supersede",
@@ -50,6 +55,22 @@ class Reports:
         self._parts.driver.answers.publish_receipt(key, stored, line=line)
         self._tell_protocol(key, receipt)
 
+    def _take_late(self, late: Receipt, text: str) -> None:
+        """The protocol's retention ends by itself: nothing of the scope waits for this."""
+        key, to = late.key, late.to_version
+        line = Transition(key, "receipt", late.from_version, to, text)
+        stored = self._parts.ports.scopes.receipt(key, to)
+        if stored is None:
+            self._parts.ports.journal.append(line)
+            return
+        receipt = _parse(stored.json)
+        if receipt.stop_reason is not None or receipt.successor_request_id is not None:
+            return  # of an earlier request of the same version
+        whole = receipts.to_json(completed(receipt, late))
+        self._parts.driver.answers.publish_receipt(
+            key, replace(stored, json=whole), line=replace(line, receipt_json=whole)
+        )
+
     def _tell_protocol(self, key: ScopeKey, receipt: Receipt) -> None:
         to, apply = receipt.to_version, self._parts.driver.apply
         self._parts.driver.answers.retention_over(key, to)
@@ -60,6 +81,19 @@ class Reports:
         reason = receipt.stop_reason or StopReason.NO_PREDECESSOR
         apply(key, ev.Certified(to, tokens, reason))
         apply(key, ev.SuccessorAdmitted(to, receipt.successor_request_id))
+
+
+def completed(receipt: Receipt, late: Receipt) -> Receipt:
+    """The receipt of a SUPERSEDE, with what its successor came to; pure."""
+    return replace(
+        receipt,
+        frontier_tokens=late.frontier_tokens,
+        inheritable_tokens=late.inheritable_tokens,
+        certified_tokens=late.certified_tokens,
+        first_difference=late.first_difference,
+        stop_reason=late.stop_reason,
+        successor_request_id=late.successor_request_id,
+    )
 
 
 def _parse(text: str) -> Receipt:
