@@ -182,8 +182,7 @@ class Observer:
         )
 
     async def _quota(self, desired: Desired) -> Quota | None:
-        if desired.quota_blocks is None:
-            return None
+        """Settled even if this scope asks for nothing: the registry is told the tenant's quota."""
         try:
             answers = await self._settled(desired.key.tenant)
         except RetireError:

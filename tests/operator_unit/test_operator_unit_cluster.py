@@ -13,6 +13,7 @@ from sidecar_world import Story
 from e2e.installation import Lab, condition, stop
 from e2e.processes import free_port
 from retire.protocol.versions import ScopeKey, Version
+from retire.registry.client import AsyncRegistry
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -161,6 +162,22 @@ async def test_quota_exceeded_by_the_younger_until_the_older_goes(lab: Lab) -> N
     assert over["status"]["phase"] == "Degraded"
     lab.delete("old")
     await lab.until_reason("young", "Granted", "QuotaAvailable")
+
+
+async def test_a_namespaces_quota_holds_though_no_scope_asks_for_a_share(lab: Lab) -> None:
+    """The registry is told the annotation, and a later change of it."""
+    path = f"/api/v1/namespaces/{lab.namespace}"
+    await started(lab)
+    lab.apply("plan")
+    await lab.until_ready("plan", "1.0")
+    registry = AsyncRegistry(lab.registry.url)
+    for blocks in (7, 9):
+        annotations = {"serving.retire.dev/pin-quota-blocks": str(blocks)}
+        lab.cluster.api.merge(path, {"metadata": {"annotations": annotations}})
+        async with asyncio.timeout(60):
+            while (await registry.snapshot(lab.namespace)).quota_blocks != blocks:
+                await asyncio.sleep(0.1)
+    await registry.close()
 
 
 async def test_two_operators_and_one_that_is_killed(lab: Lab) -> None:
