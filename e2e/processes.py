@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+# A child's parent, as far as its death signal goes, is the thread that made it: one that stays.
+_STARTER: Final = ThreadPoolExecutor(1, "process-starter")
 _TAIL_LINES: Final = 25
 _POLL_S: Final = 0.05
 
@@ -43,8 +46,11 @@ class Process:
     def start(self) -> None:
         """Without waiting for anything."""
         assert self._child is None, f"{self.name} runs already"
+        self._child = _STARTER.submit(self._popen).result()
+
+    def _popen(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen(
+            return subprocess.Popen(
                 self._argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
