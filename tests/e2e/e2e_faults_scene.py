@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -183,13 +182,3 @@ def retired(flow: Flow, scope: Scope, *, limit_s: float = PATIENCE_S) -> None:
 def own_version(flow: Flow, version: Version) -> None:
     """Every token of a stream is of one version."""
     assert {f.version for f in flow.frames if f.tokens} == {str(version)}
-
-
-def silent_since(flow: Flow, *, since_s: float, quiet_s: float = 1.0) -> float:
-    """Wait until no token has come for a while; seconds from ``since_s`` to the last one."""
-
-    def quiet() -> bool:
-        return time.monotonic() - max(flow.last_token_s, since_s) > quiet_s
-
-    wait_for("a stream to fall silent", quiet)
-    return flow.last_token_s - since_s
