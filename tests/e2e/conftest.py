@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 600
-_NUMBERS = itertools.count(1)
+LAST = ("test_e2e_uninstall", "test_e2e_walkthrough")  # what they leave is no installation
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The installation starts with the first test, and the machine may be slow."""
+    items.sort(key=lambda item: LAST.index(item.path.stem) + 1 if item.path.stem in LAST else 0)
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
@@ -49,4 +49,4 @@ def deployment() -> Iterator[Deployment]:
 @pytest.fixture
 def tenant(deployment: Deployment) -> str:
     """A namespace of its own, which is also the tenant's name."""
-    return deployment.cluster.create_namespace(f"t{os.getpid()}-{next(_NUMBERS)}")
+    return deployment.cluster.create_namespace(f"t-{uuid.uuid4().hex[:8]}")
