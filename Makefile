@@ -28,11 +28,11 @@ lint: setup ## rules, formatting, types and layers; no tests
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
 	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
-test: lint ## lint, and every test, the cheap ones first
+test: lint kube-tools ## lint, and the tests but those of e2e and images, the cheap ones first
 	$(PY) scripts/run_tests.py
 
-e2e: setup ## helm install on a real API server, pods as processes, every scenario (needs root)
-	$(PY) scripts/run_tests.py e2e
+e2e: setup kube-tools ## helm install on a real API server, pods as processes, every scenario (needs root)
+	$(PY) scripts/run_tests.py kubernetes e2e
 
 images: setup ## build and try the container images with buildah and podman (needs root)
 	scripts/images

@@ -1,12 +1,13 @@
 """Runs the test folders, one pytest process each, cheap ones first, and adds up what they say.
 
 A process of its own for every folder: vLLM is imported only where it is needed, and what an engine
-leaves in memory ends with its folder. Two run at once, for most of them wait most of the time; what
+leaves in memory ends with its folder. Several may run at once, for most wait most of the time; what
 a folder printed is shown when it has ended. Folders that need a Kubernetes API server wait for its
-binaries, which are built first, beside the others. Fails when a folder fails, or has no test.
+binaries, which are built beside the others. Fails when a folder fails, or has no test. Without a
+FOLDER all run but those APART, which need root, namespaces and container tools.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
-RETIRE_TEST_JOBS: how many at once (2).
+RETIRE_TEST_JOBS: how many at once (1).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ REPORTS = ROOT / "out" / "tests"
 ORDER = ("architecture", "protocol", "mailbox", "fence", "simulation", "telemetry", "client", "cli")
 ORDER += ("registry", "sidecar", "stack", "engine_api", "engine", "e2e", "operator_unit", "crd")
 ORDER += ("operator_registry", "kubectl", "chart", "kubernetes", "bench", "images")
+# Pods as processes, container images: `make e2e`, `make images`.
+APART = frozenset(("e2e", "images", "kubernetes"))
 # Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
     ("bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "operator_registry", "operator_unit")
@@ -152,8 +155,8 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
-    chosen = names or folders()
-    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "2"))
+    chosen = names or [folder for folder in folders() if folder not in APART]
+    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "1"))
     outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
     broken = [one.folder for one in outcomes if one.status]
