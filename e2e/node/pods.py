@@ -227,7 +227,7 @@ class Pod:
             try:
                 await self._publish()
             except ApiError as error:
-                if error.code not in _GONE:
+                if not gone(error):
                     raise
             except httpx.TransportError:
                 self._dirty.set()
@@ -253,11 +253,17 @@ class Pod:
                 await self._world.api.call("DELETE", self._path, options)
                 return
             except ApiError as error:
-                if error.code in _GONE:
+                if gone(error):
                     return
                 raise
             except httpx.TransportError:
                 await asyncio.sleep(_RETRY_S)
+
+
+def gone(error: ApiError) -> bool:
+    """The pod is no more, or another one has its name by now."""
+    fields = [cause.get("field") for cause in error.causes]
+    return error.code in _GONE or "metadata.uid" in fields
 
 
 def _resolver(folder: Path) -> Path:

@@ -120,7 +120,8 @@ def test_two_operators_hundreds_of_revisions(deployment: Deployment, tenant: str
     scene = Scene(deployment, tenant)
     with ThreadPoolExecutor(SCOPES) as pool:
         scopes = list(pool.map(lambda n: scene.scope(f"plan-{n}"), range(SCOPES)))
-        flows = [scope.stream(NODES[n % 2]) for n, scope in enumerate(scopes)]
+        nodes = [NODES[n % 2] for n in range(SCOPES)]
+        flows = list(pool.map(lambda scope, node: scope.stream(node), scopes, nodes))
         began = time.monotonic()
         work = [pool.submit(_revise, scope) for scope in scopes]
         _wait_until(work, scopes, ROUNDS // 4)
