@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_BLOCK: Final = re.compile(r"^(#+) (.+)$|^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(r"^(#+) ([^\n]+)$|^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK: Final = "=== "
 _HELM: Final = """#!/bin/bash
 case "$1" in
@@ -60,7 +60,7 @@ def script(found: list[Block]) -> str:
     """One shell session, as a reader's is; the first command that fails ends it."""
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT"]
     for block in found:
-        lines += [f"echo '{_MARK}{block.heading}'", block.commands]
+        lines += [f"printf '\\n%s\\n' '{_MARK}{block.heading}'", block.commands]
     return "\n".join(lines)
 
 
@@ -111,7 +111,7 @@ class Reader:
         parts = re.split(rf"(?m)^{_MARK}(.+)\n", text)
         printed: dict[str, str] = {}
         for heading, words in zip(parts[1::2], parts[2::2], strict=True):
-            printed[heading] = printed.get(heading, "") + words
+            printed[heading] = f"{printed.get(heading, '')}\n{words}".strip()
         return printed
 
 

@@ -38,9 +38,10 @@ def test_everything_goes(deployment: Deployment, tenant: str) -> None:
         *("delete", "servingscopes", "--all", "--all-namespaces", "--timeout=110s")
     )
     warning = plan.has_event("DeletedUnfinished")
-    assert warning["type"] == "Warning" and "no node of pool" in warning["message"]
+    assert warning["type"] == "Warning" and "no pod carries" in warning["message"]
     deployment.release.uninstall()
     wait_for("the end of every process", lambda: not [pid for pid in running if _alive(pid)], 60)
+    wait_for("the end of its pods", lambda: not [one for one in _left(deployment) if "Pod/" in one])
     assert _left(deployment) == KEPT
     assert _cluster_wide(deployment) == set()
     print(f"{deployment.history.judge(at_least=100)} records are in order")
