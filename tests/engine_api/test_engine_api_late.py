@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from retire.engine.core_calls import CoreCalls
+from retire.engine.inheritance import EXPECTED_MAX, Inheritance
 from retire.engine.late_successors import LateSuccessors, late_receipt
+from retire.engine.records import NOTHING, Outcome
 from retire.protocol.contract import LATE, Receipt, StopReason
 from retire.protocol.errors import Unavailable
 from retire.protocol.versions import ScopeKey, Version
@@ -127,6 +129,20 @@ async def test_nobody_waits_where_nothing_is_left_or_another_version_comes() -> 
 def test_what_is_no_successor_is_not_told(changed: dict[str, Any]) -> None:
     """A released expectation, and a request that nothing was there for."""
     assert late_receipt(KEY, V2, {**SIGNED, **changed}) is None
+
+
+def test_of_too_many_who_wait_the_first_is_told_that_none_came() -> None:
+    """What the engine remembers of scopes that nobody goes on with is bounded."""
+    nothing: Any = None
+    inheritance, told = Inheritance(nothing, nothing, nothing), list[str]()
+    for number in range(EXPECTED_MAX + 1):
+
+        def then(request_id: str, outcome: Outcome, name: str = f"s{number}") -> None:
+            assert (request_id, outcome) == ("", NOTHING)
+            told.append(name)
+
+        inheritance.expect(ScopeKey("default", f"s{number}"), V2, then)
+    assert told == ["s0"]
 
 
 async def test_a_sidecar_that_is_away_costs_the_report_only(
