@@ -16,12 +16,14 @@ import pytest
 from e2e.api import ApiError
 from e2e.binaries import ROOT
 from e2e.cluster import ExistingCluster, connect
+from e2e.waiting import wait_condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CRD: Final = ROOT / "crds" / "servingscopes.yaml"
 CRD_NAME: Final = "servingscopes.serving.retire.dev"
+CRD_PATH: Final = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
 _counter = itertools.count(1)
 
 
@@ -36,7 +38,7 @@ def cluster() -> Iterator[ExistingCluster]:
 def crd(cluster: ExistingCluster) -> str:
     """The CRD ServingScope, established; its name."""
     cluster.kubectl("apply", "--server-side", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
+    wait_condition(cluster.api, CRD_PATH, "Established")
     return CRD_NAME
 
 

@@ -20,9 +20,10 @@ import httpx
 from bench.kube_gates import RecordingGate, switched_s, until
 from e2e.binaries import binary
 from e2e.cluster import run
-from e2e.fixtures import CRD, CRD_NAME
+from e2e.fixtures import CRD, CRD_PATH
 from e2e.installation import Lab, condition, stop
 from e2e.processes import free_port
+from e2e.waiting import wait_condition
 from retire.protocol.versions import ScopeKey
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class World:
 def install_crd(cluster: ExistingCluster) -> None:
     """Apply it, and wait until it is served."""
     cluster.kubectl("apply", "--server-side", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
+    wait_condition(cluster.api, CRD_PATH, "Established")
 
 
 def _settled(body: dict[str, Any] | None, epoch: int) -> bool:
