@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from e2e_plans import Plan, cached, superseded
+from e2e_plans import SETTLED_S, Plan, cached, superseded
 from e2e_records import records, violations
 
 from e2e.deployment import BLOCK
@@ -43,27 +43,21 @@ def test_over_quota_the_successor_is_cold_and_correct(deployment: Deployment, te
     plan = Plan(deployment, tenant).opened()
     clean = Plan(deployment, tenant, "clean").opened()
     expected = clean.asks(NEW).json()["choices"][0]["text"]
-    assert _successor(plan, 1) == (expected, 0)
-    receipt = plan.shows("quota", lambda status: "stoppedBy" in status["receipts"][0])["receipts"][
-        0
-    ]
-    assert (receipt["stoppedBy"], receipt["certifiedTokens"]) == ("quota", 0)
+    wait_for("the quota at the node", lambda: _successor(plan, expected) == 0, SETTLED_S)
+    told = plan.shows("why", lambda status: "stoppedBy" in status["receipts"][0])["receipts"][0]
+    assert (told["stoppedBy"], told["certifiedTokens"]) == ("quota", 0)
     _annotate(deployment, tenant, 1000)
-    wait_for("the quota at the node", lambda: _successor_inherits(plan, expected), 60)
+    wait_for("the new quota at the node", lambda: _successor(plan, expected) >= BLOCK, SETTLED_S)
     assert violations(records(plan)) == []
 
 
-def _successor(plan: Plan, epoch: int) -> tuple[str, int]:
-    """A running plan is revised; the successor's text, and what it found."""
+def _successor(plan: Plan, expected: str) -> int:
+    """A running plan is revised; its successor says what is expected. What that one found."""
+    epoch = plan.status["epoch"] + 1
     flow = plan.runs(OLD)
     plan.patch(epoch=epoch)
     plan.until(f"1.{epoch}")
     superseded(flow, f"1.{epoch}")
     answer = plan.asks(NEW).json()
-    return answer["choices"][0]["text"], cached(answer)
-
-
-def _successor_inherits(plan: Plan, expected: str) -> bool:
-    text, found = _successor(plan, plan.status["epoch"] + 1)
-    assert text == expected
-    return found >= BLOCK
+    assert answer["choices"][0]["text"] == expected
+    return cached(answer)
