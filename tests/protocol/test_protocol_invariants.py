@@ -119,6 +119,7 @@ BAD: list[tuple[str, list[Record]]] = [
     # What writes after it was closed is open again.
     ("C3.freed_open", [*OLD, CLOSED, Wrote(0, "n", K, V0, (1,)), commit(V0, V1, "k"), FREE]),
     ("C3.freed_open", [CLOSED, *OLD, commit(V0, V1, "k"), FREE]),
+    ("C3.freed_open", [*OLD, VersionSeen(0, "n", K, V1), FREE]),
     ("C4.no_progress", [commit(V0, V1, "k"), Submitted(0, K, V1, "r")]),
     ("C5.version_fell", [VersionSeen(0, "n", K, V1), VersionSeen(0, "n", K, V0)]),
     ("C5.commit_fell", [commit(V0, V1, "k1"), commit(V0, V1, "k2")]),
@@ -171,6 +172,16 @@ def test_another_node_or_tenant_is_not_blamed() -> None:
         VersionSeen(0, "m", K, V0),
     ]
     assert check(elsewhere) == []
+
+
+def test_a_commit_may_be_recorded_after_others_act_on_it() -> None:
+    """The committer's answer was late; without a witness it is running work that loses blocks."""
+    first, second = commit(V0, V1, "k1"), commit(V1, V2, "k2")
+    running = [first, Submitted(0, K, V1, "r"), publish(V1), Allocated(0, "n", K, V1, (4,))]
+    witness = [VersionSeen(0, "n", K, V2), WritersClosed(0, "n", K, V2)]
+    free = Freed(0, "n", K, V1, (4,))
+    assert check([*running, *witness, free, second]) == []
+    assert [v.name for v in check([*running, free, second])] == ["C3.freed_running"]
 
 
 def test_a_cancelled_scope_owes_no_progress() -> None:

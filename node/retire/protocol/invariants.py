@@ -114,6 +114,7 @@ class Facts:
         "seen",
         "submitted",
         "terms",
+        "witnessed",
     )
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class Facts:
         self.seen: dict[tuple[str, ScopeKey], Version] = {}
         self.submitted: set[_Owner] = set()
         self.terms: dict[str, int] = {}
+        self.witnessed: dict[ScopeKey, Version] = {}  # the newest that any observer has seen
 
     def copy(self) -> Facts:
         """Independent facts that continue from here."""
@@ -204,6 +206,7 @@ class Facts:
             case Delivered():
                 broken += self._see(r.consumer, r, "C1.old_after_new")
             case VersionSeen():
+                self.witnessed[r.key] = max(r.version, self.witnessed.get(r.key, r.version))
                 return self._see(r.observer, r, "C5.version_fell")
             case Submitted():
                 self.submitted.add((r.key, r.version))
@@ -315,9 +318,13 @@ class Facts:
         return broken
 
     def _retired(self, key: ScopeKey, version: Version) -> bool:
-        """A commit or a rebuild has raised the scope above ``version``."""
+        """A commit or a rebuild has raised the scope above ``version``.
+
+        Another node may act on a commit before the committer, whose answer is late, records it.
+        """
         rebuilt = version.term < self.terms.get(key.tenant, 0)
-        return rebuilt or version < self.current.get(key, version)
+        newest = max(self.current.get(key, version), self.witnessed.get(key, version))
+        return rebuilt or version < newest
 
     def _freed(self, r: Freed) -> list[str]:
         broken: list[str] = []
