@@ -43,7 +43,7 @@ def values(model: Path, **more: Any) -> dict[str, Any]:
         "model": str(model),
         "servedModelName": "tiny",
         "extraArgs": [
-            *("--dtype", "float32", "--max-model-len", "4096", "--max-num-batched-tokens", "512"),
+            *("--dtype", "float32", "--max-model-len", "16384", "--max-num-batched-tokens", "512"),
             *("--block-size", str(BLOCK), "--enforce-eager", "--enable-prompt-tokens-details"),
         ],
         "sidecar": {"leaseSeconds": LEASE_S},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-LONG = 3000  # output tokens that do not end by themselves within a scenario
+LONG = 15_000  # output tokens: a stream that does not end by itself, however slow kubectl is
 SETTLED_S = 120.0
 
 
