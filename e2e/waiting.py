@@ -51,7 +51,8 @@ def wait_for(what: str, look: Callable[[], T], limit_s: float = 60.0) -> T:
 
 def condition(item: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition of an object's status; empty when it has none of that type."""
-    conditions = item.get("status", {}).get("conditions", [])
+    # An API server writes a new CustomResourceDefinition's conditions as null.
+    conditions = (item.get("status") or {}).get("conditions") or ()
     return next((one for one in conditions if one["type"] == kind), {})
 
 

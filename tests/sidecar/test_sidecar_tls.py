@@ -167,27 +167,23 @@ async def test_half_a_rotation_changes_nothing(listener: Listener, folder: Path)
 async def test_handshakes_in_the_middle_of_rotations(listener: Listener):
     """Connections made while the files are replaced again and again all succeed: each sees one
     consistent set."""
-    done = asyncio.Event()
 
     def rotate() -> None:
         listener.ca.issue(listener.tls.cert.parent, SERVER)
 
-    async def rotating() -> int:
-        count = 0
-        while not done.is_set():
+    async def rotating() -> None:
+        for _ in range(5):
             await asyncio.to_thread(rotate)
-            count += 1
             await asyncio.sleep(0.05)  # keys take the processor that handshakes need
-        return count
 
     running = asyncio.create_task(rotating())
-    for _ in range(25):
+    handshakes = 0
+    while not running.done() or handshakes < 25:
         async with listener.client(listener.operator) as client:
             assert (await client.status()).node == "a"
-    done.set()
-    rotations = await running
-    print(f"{rotations} rotations under 25 handshakes")
-    assert rotations >= 3  # otherwise this test has shown nothing
+        handshakes += 1
+    await running
+    print(f"5 rotations under {handshakes} handshakes")
 
 
 def test_files_that_do_not_fit_are_refused_at_start(folder: Path):
