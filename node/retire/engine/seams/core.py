@@ -43,14 +43,18 @@ def retire_fence(  # noqa: PLR0917  (a utility call takes positional arguments)
     """FENCE: retire all of the scope below ``term.epoch``; answers when its writers are closed."""
     scheduler = _versioned(self)
     key, version = ScopeKey(tenant, scope), Version(term, epoch)
-    scheduler.retire_stale()
     agreed = contract_from_dict(contract) if contract is not None else None
-    records = scheduler.inheritance.fence(key, version, agreed, terminal=terminal)
     reply: Future[dict[str, Any]] = Future()
-    scheduler.when_written(
-        [record.last_step for record in records],
-        lambda: reply.set_result(_fenced(scheduler, key, records)),
-    )
+
+    def retire() -> None:
+        scheduler.retire_stale()
+        records = scheduler.inheritance.fence(key, version, agreed, terminal=terminal)
+        scheduler.when_written(
+            [record.last_step for record in records],
+            lambda: reply.set_result(_fenced(scheduler, key, records)),
+        )
+
+    scheduler.when_settled(retire)
     return reply.result() if reply.done() else reply
 
 

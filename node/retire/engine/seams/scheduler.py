@@ -25,6 +25,7 @@ from vllm.v1.request import RequestStatus
 
 from retire.engine.certification import Certifier
 from retire.engine.chronicle import Chronicle
+from retire.engine.held import Held
 from retire.engine.inheritance import Inheritance
 from retire.engine.records import Ending
 from retire.engine.seams import identity
@@ -88,6 +89,7 @@ class RetireSchedulerMixin(StepFence):
             int, dict[str, set[int]]
         ] = {}  # step -> scoped request -> blocks it writes
         self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
+        self._held = Held()  # until an armed step has ended
         self._abandoned: set[int] = set()  # blocks that the step being processed did not write
         self._fence: Fence | None = None  # how that step ended for what was superseded in it
         self._ended_step: Ended | None = None  # and what its worker decided
@@ -127,6 +129,22 @@ class RetireSchedulerMixin(StepFence):
         else:
             self._awaiting.append((last, then))
 
+    def when_settled(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the result of an armed step that is in flight is in."""
+        if self.steps.holding:
+            self._held.hold(then)
+        else:
+            then()
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """End requests; also those that were not added yet."""
+        named = (request_ids,) if isinstance(request_ids, str) else request_ids
+        named = None if named is None else set(named)
+        self._held.withdraw(named)
+        return super().finish_requests(named, finished_status)
+
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -162,6 +180,9 @@ class RetireSchedulerMixin(StepFence):
     def add_request(self, request: Request) -> None:
         """Admit a request; one of a scope inherits first, then takes its predecessor's place."""
         tag = Tag.of(request.sampling_params)
+        if tag is not None and self.steps.holding:
+            self._held.hold(lambda: self.add_request(request), request.request_id)
+            return
         if tag is not None and request.request_id not in self.requests:
             self.retire_stale()  # the predecessor's record comes before its successor's ALIGN
             if self._nothing_in_flight():
@@ -273,6 +294,8 @@ class RetireSchedulerMixin(StepFence):
             self._fence_step(scheduler_output, model_runner_output, writes)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._settle_awaiting()
+        if not self.steps.holding:
+            self._held.release()
         return self._tell_ended(outputs)
 
     def _settle_awaiting(self) -> None:

@@ -1,0 +1,116 @@
+"""What comes while an armed step runs waits for its result: the step's tokens are inherited too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bench.lab import prompt_tokens
+from retire.engine.fence_policy import StepTimes
+from retire.engine.step_control import StepControl
+from retire.mailbox import Overlaps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.lab import Lab, Stream
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+OLD = prompt_tokens(600, 31)
+NEW = OLD[:500] + prompt_tokens(60, 32)
+
+
+class SlowSteps(StepTimes):
+    """As long as on a large model, so that every long step is armed."""
+
+    def predicted_ms(self, tokens: int) -> float | None:
+        return 1000.0 * tokens
+
+
+@pytest.fixture(autouse=True)
+def ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under asynchronous scheduling: calls arrive while a step is in flight."""
+    monkeypatch.setattr(lab.scheduler.steps, "times", SlowSteps())
+    monkeypatch.setattr(lab.scheduler.steps, "ahead", True)
+
+
+def _in_a_step_that_is_finished(lab: Lab, calls: Callable[[], None]) -> None:
+    """Three quanta are written; the fourth is superseded, worth finishing, and ``calls`` come."""
+    lab.submit("old", OLD, lab.tag(lab.key))
+    for _ in range(3):
+        lab.step()
+    slot = lab.tag(lab.key).slot
+
+    def event() -> None:
+        Overlaps.attach(lab.mailbox.path, writable=True).put(slot, 500)
+        lab.advance(lab.key)
+        calls()
+
+    with lab.at_layer(2, event):
+        lab.step()
+
+
+def _superseded_in_a_step(lab: Lab) -> tuple[Any, Stream]:
+    replies: list[Any] = []
+    streams: list[Stream] = []
+
+    def calls() -> None:
+        replies.append(lab.fence(lab.key))
+        streams.append(lab.submit("new", NEW, lab.tag(lab.key)))
+
+    _in_a_step_that_is_finished(lab, calls)
+    lab.run()
+    return replies[0], streams[0]
+
+
+def test_the_tokens_of_the_finished_step_are_inherited(lab: Lab) -> None:
+    """FENCE and successor arrive in the middle of the step: both see its result."""
+    clean = lab.submit("clean", NEW)
+    lab.run()
+    lab.clean()
+    lab.overwrite_blocks(range(1, 400))
+    reply, stream = _superseded_in_a_step(lab)
+    fenced = reply.result(timeout=0)
+    assert fenced["requests"][0]["frontier_tokens"] == 256
+    assert fenced["branch"] == "finish"
+    assert stream.cached_tokens == 256
+    assert stream.tokens == clean.tokens
+    assert stream.logprobs == pytest.approx(clean.logprobs, abs=1e-4)
+
+
+def test_without_waiting_the_step_is_lost(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NEGATIVE CONTROL: aligned at once, the successor inherits a step less."""
+    monkeypatch.setattr(StepControl, "holding", False)
+    reply, stream = _superseded_in_a_step(lab)
+    fenced = reply if isinstance(reply, dict) else reply.result(timeout=0)
+    assert fenced["requests"][0]["frontier_tokens"] == 192
+    assert stream.cached_tokens == 192
+
+
+def test_a_successor_that_is_given_up_while_it_waits_never_enters(lab: Lab) -> None:
+    """Its client left in the middle of the step."""
+
+    def calls() -> None:
+        lab.submit("new", NEW, lab.tag(lab.key))
+        lab.engine.abort_request(["new"])
+        assert lab.request("new") is None
+
+    _in_a_step_that_is_finished(lab, calls)
+    assert lab.request("new") is None
+    lab.run()
+    assert lab.fence(lab.key)["requests"][0]["frontier_tokens"] == 256
+
+
+def test_requests_without_a_scope_do_not_wait(lab: Lab) -> None:
+    """Plain traffic is none of it."""
+    seen: list[Any] = []
+
+    def calls() -> None:
+        lab.submit("plain", NEW)
+        seen.append(lab.request("plain"))
+
+    _in_a_step_that_is_finished(lab, calls)
+    assert seen[0] is not None
+    lab.run()
+    lab.fence(lab.key)
