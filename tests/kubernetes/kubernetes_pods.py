@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from e2e.waiting import wait_condition, wait_for, wait_gone
+from e2e.waiting import NotInTime, wait_condition, wait_for, wait_gone
 
 if TYPE_CHECKING:
     from e2e.cluster import Cluster
@@ -113,8 +113,12 @@ class Pods:
         return self.status(name, of)["state"].get("waiting", {})
 
     def ready(self, name: str, limit_s: float = 60.0) -> dict[str, Any]:
-        """Wait for the pod."""
-        return wait_condition(self.cluster.api, self.path(name), "Ready", limit_s=limit_s)
+        """Wait for the pod; one that does not come says what its containers do."""
+        try:
+            return wait_condition(self.cluster.api, self.path(name), "Ready", limit_s=limit_s)
+        except NotInTime as error:
+            error.add_note(f"status: {self.get(name)['status']}")
+            raise
 
     def ended(self, name: str, phase: str) -> dict[str, Any]:
         """Wait for a pod's end."""
