@@ -83,7 +83,7 @@ def test_a_finished_predecessor_says_truly_what_is_left(lab: Lab, lost: bool) ->
     old = lab.submit("old", NEW[:100], lab.tag(lab.key), max_tokens=3)
     lab.run()
     if lost:
-        (record,) = lab.scheduler.inheritance._records[lab.key]
+        (record,) = lab.scheduler.inheritance.retained.records[lab.key]
         lab.scheduler.kv.unhash({record.chain.block_ids()[0][1]})
     lab.advance(lab.key)
     lab.submit("new", NEW[:100] + old.tokens[:2] + NEW[:50], lab.tag(lab.key))
