@@ -13,6 +13,7 @@ import random
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,7 +75,10 @@ class Lab:
         self.key = ScopeKey("acme", "plan")  # the scope that a test plays with
         self.baseline = self.scheduler.kv.free_blocks
         self._hoard: list[Any] = []
+        self.in_flight: Any = None  # vLLM's SchedulerOutput of the newest step
+        self._watch_steps()
         self._forwards = _count_forwards(self._runner)
+        _attach(self._runner)
 
     # --- scopes, as a sidecar keeps them --------------------------------------------------------
 
@@ -129,6 +133,20 @@ class Lab:
         inheritance = self.scheduler.inheritance
         live = [*self.scheduler.requests, *reversed(inheritance._outcomes)]
         return next((i for i in live if i.startswith(request_id)), request_id)
+
+    def _watch_steps(self) -> None:
+        stock = self.scheduler.schedule
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            self.in_flight = stock(*args, **kwargs)
+            return self.in_flight
+
+        self.scheduler.schedule = schedule
+
+    def drafts(self, request_id: str) -> list[int]:
+        """Draft tokens of a request in the newest step: being verified while that runs."""
+        drafts = self.in_flight.scheduled_spec_decode_tokens
+        return list(drafts.get(self.internal_id(request_id), ()))
 
     def step(self) -> None:
         """One engine step; outputs go to their streams."""
@@ -284,21 +302,34 @@ class Lab:
         self.dir.cleanup()
 
 
+def _attach(model_runner: Any) -> None:
+    """Bind a runner to the mailbox of its own lab, before another lab is made."""
+    from retire.engine.seams import runner
+
+    assert runner.points_of(model_runner).mailbox
+
+
 def prompt_tokens(count: int, seed: int) -> list[int]:
     """Seeded random prompt without special tokens."""
     rng = random.Random(seed)
     return [rng.randrange(10, VOCABULARY - 10) for _ in range(count)]
 
 
-def _engine(model: str, engine_args: dict[str, Any]) -> Any:
-    from vllm import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+@cache
+def _open_seams() -> None:
+    """Once in a process, however many labs it makes."""
     from retire.engine.seams import compat, core, runner, scheduler
 
     compat.probe()
     for seam in (scheduler, core, runner):
         seam.install()
+
+
+def _engine(model: str, engine_args: dict[str, Any]) -> Any:
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    _open_seams()
     defaults: dict[str, Any] = {
         "dtype": "float32",
         "max_model_len": 2048,

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine.seams import safe_point
-from retire.engine.seams.safe_point import DeviceTimer, SafePoints, StepAbandoned, WallTimer
+from retire.engine.seams.safe_point import (
+    Active,
+    DeviceTimer,
+    SafePoints,
+    StepAbandoned,
+    WallTimer,
+)
 from retire.engine.step_plan import ABANDONED, ENDED, PLAN, STEP_MS
 from retire.mailbox import GateState
 
@@ -33,14 +39,16 @@ RUNNERS: Final = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_r
 def may_abandon(config: Any) -> bool:
     """Whether a ``VllmConfig`` is on the allow-list for steps that are not computed to their end.
 
-    Stages of a pipeline hold different steps at once; a connector and a drafter hold state of the
-    step; recurrent state is updated in place, so that a step cannot be run again.
+    Stages of a pipeline hold different steps at once; a connector and a drafter with a model hold
+    state of the step; recurrent state is updated in place, so that a step cannot be run again. The
+    n-gram drafter holds nothing: it reads the tokens of the batch, after they are booked.
     """
+    speculation = config.speculative_config
     return (
         config.parallel_config.pipeline_parallel_size == 1
         and config.parallel_config.data_parallel_size == 1
         and config.kv_transfer_config is None
-        and config.speculative_config is None
+        and (speculation is None or speculation.method == "ngram")
         and not config.model_config.is_hybrid
         and not config.model_config.is_attention_free
     )
@@ -48,7 +56,7 @@ def may_abandon(config: Any) -> bool:
 
 def install() -> None:
     """Wrap the runners' methods, once per process."""
-    points = SafePoints(safe_point.tensor_parallel_ranks)
+    active = Active()
     for module in RUNNERS:
         try:
             runner: Any = importlib.import_module(module).GPUModelRunner
@@ -56,17 +64,25 @@ def install() -> None:
             continue
         if getattr(runner.execute_model, "retire", False):
             return
-        _wrap(runner, points)
-    safe_point.install(points)
+        _wrap(runner, active)
+    safe_point.install(active)
 
 
-def _wrap(runner: Any, points: SafePoints) -> None:
+def points_of(runner: Any) -> SafePoints:
+    """A runner's own safe points."""
+    if (points := getattr(runner, "_retire_points", None)) is None:
+        points = runner._retire_points = SafePoints(safe_point.tensor_parallel_ranks)
+    return points
+
+
+def _wrap(runner: Any, active: Active) -> None:
     execute, sample = runner.execute_model, runner.sample_tokens
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
         if plan is None:
             return execute(self, scheduler_output, *args, **kwargs)
+        points = active.points = points_of(self)
         points.begin(plan, on_device=self.device.type == "cuda")
         try:
             return execute(self, scheduler_output, *args, **kwargs)
@@ -89,7 +105,8 @@ def _wrap(runner: Any, points: SafePoints) -> None:
     if forward is not None:  # V2 has no such method: there the first safe point looks
 
         def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            points.look()
+            if active.points is not None:
+                active.points.look()
             return forward(self, *args, **kwargs)
 
         runner._model_forward = model_forward
@@ -126,10 +143,14 @@ class Done:
 
 
 def _stub(runner: Any, scheduler_output: Any) -> Any:
-    """An output that names every scheduled request and gives none of them a token."""
+    """An output that names every scheduled request and gives none of them a token.
+
+    The drafts of the step before die with it: they are kept by row, and rows have moved since.
+    """
     from vllm.v1.outputs import ModelRunnerOutput
 
     runner.execute_model_state = None
+    runner._draft_token_ids = runner._draft_token_req_ids = None
     request_ids = list(scheduler_output.num_scheduled_tokens)
     output = ModelRunnerOutput(
         req_ids=request_ids,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine import fence_policy
-from retire.engine.fence_policy import Branch, Running
+from retire.engine.fence_policy import Branch
 from retire.engine.step_plan import Ended
 from retire.mailbox import GateState, MailboxView, Overlaps, ProgressLines
 from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STOPPED_AT
@@ -61,7 +61,7 @@ class Ranks:
 
 
 class SafePoints:
-    """The safe points of this process's model runner; inactive between armed steps."""
+    """The safe points of one model runner; inactive between armed steps."""
 
     def __init__(self, ranks: Callable[[], Ranks] = Ranks) -> None:
         self._ranks_now = ranks
@@ -137,7 +137,7 @@ class SafePoints:
         if not stale:
             return
         elapsed_ms = (time.monotonic() - self._started_s) * 1e3
-        running = Running(
+        running = fence_policy.Running(
             tokens=plan.tokens,
             useful_tokens=self._useful_tokens(plan),
             bystander_tokens=plan.tokens - stale,
@@ -264,7 +264,14 @@ class _Pace:
             self._recorded[-1 - self.ahead].synchronize()
 
 
-def install(points: SafePoints) -> None:
+@dataclass(slots=True)
+class Active:
+    """The safe points of the runner whose step runs in this process; None: none has yet."""
+
+    points: SafePoints | None = None
+
+
+def install(active: Active) -> None:
     """Open the seam; again is a no-op for the same process."""
     from vllm.model_executor.layers.attention import attention
 
@@ -273,7 +280,8 @@ def install(points: SafePoints) -> None:
         return
 
     def get_attention_context(layer_name: str) -> Any:
-        points.reach(layer_name)
+        if active.points is not None:
+            active.points.reach(layer_name)
         return stock(layer_name)
 
     get_attention_context.retire = True  # type: ignore[attr-defined]

@@ -93,7 +93,10 @@ class StepFence:
             self._step, self._abandoned = None, set()
 
     def _roll_back(self, step: SchedulerOutput) -> None:
-        """Count an abandoned step's tokens as not computed, for requests that live on."""
+        """Count an abandoned step's tokens as not computed, for requests that live on.
+
+        Drafts are not tried again: the next token that a request samples proposes its own.
+        """
         for request_id, tokens in step.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
@@ -102,6 +105,7 @@ class StepFence:
                 drafts = step.scheduled_spec_decode_tokens.get(request_id, ())
                 request.num_output_placeholders -= self.num_sampled_tokens_per_step + len(drafts)
             request.num_computed_tokens -= tokens
+            request.spec_token_ids = []
             request.is_prefill_chunk = True
             self.kv.forget_cached_from(request_id, request.num_computed_tokens)
 
