@@ -44,12 +44,16 @@ def enter_root(spec: dict[str, Any]) -> None:
     for path in spec["software"]:
         _reveal(root, path)
     sources = [os.open(one["source"], os.O_PATH) for one in spec["mounts"]]
+    software = _hidden(root, spec)
     host = _change_root(root)
     targets = [one["target"] for one in spec["mounts"]]
     if not any(target == _SHM or target.startswith(f"{_SHM}/") for target in targets):
         mount("tmpfs", _SHM, "tmpfs", _NOSUID, _SHM_OPTIONS)
     for one, source in zip(spec["mounts"], sources, strict=True):
         _bind(source, Path(one["target"]), read_only=one["read_only"])
+        os.close(source)
+    for path, source in software.items():
+        _bind(source, Path(path), read_only=True)
         os.close(source)
     _leave(host)
     if spec["read_only_root"]:
@@ -76,6 +80,16 @@ def _leave(host: int) -> None:
     _LIBC.umount2(b".", _DETACH)
     os.chdir("/")
     os.close(host)
+
+
+def _hidden(root: str, spec: dict[str, Any]) -> dict[str, int]:
+    """Software below a volume's mount path (a checkout in /tmp), open: it must lie above it."""
+    targets = [one["target"].rstrip("/") for one in spec["mounts"]]
+    return {
+        path: os.open(root + path, os.O_PATH)
+        for path in spec["software"]
+        if any(path.startswith(f"{target}/") for target in targets)
+    }
 
 
 def _bind(source: int, target: Path, *, read_only: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kubernetes_pods import SECURE, SLEEPER, Pods, container, pod_spec, server
 
+from e2e.binaries import ROOT
 from e2e.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -190,6 +191,20 @@ def test_a_writable_root_is_the_containers_own(pods: Pods, cluster: Any):
     pods.ready("root")
     code, _ = pods.harness.exec(pods.key("root"), "main", "cat", "/etc/harness-was-here")
     assert code == 1
+
+
+def test_a_volume_over_the_checkout_hides_no_software(pods: Pods):
+    """Somebody cloned into /tmp, and the containers mount a volume there."""
+    above = str(ROOT.parent)
+    mounts = [{"name": "over", "mountPath": above}]
+    pods.create(
+        "over", pod_spec(sleeper(volumeMounts=mounts), volumes=[{"name": "over", "emptyDir": {}}])
+    )
+    pods.ready("over")
+    pods.run("over", "main", "sh", "-c", f"echo x > {above}/x; cat {above}/x")
+    assert not os.path.exists(f"{above}/x")
+    code, output = pods.harness.exec(pods.key("over"), "main", "touch", str(ROOT / "x"))
+    assert (code, "Read-only file system" in output) == (1, True)
 
 
 def test_a_container_sees_its_own_processes_only(pods: Pods):
