@@ -245,9 +245,9 @@ class Lab:
         return self._forwards[0]
 
     def _pages(self, block_id: int) -> Iterator[Any]:
-        for cache in self._runner.kv_caches:
-            blocks = 0 if cache.shape[0] == self.scheduler.kv.total_blocks + 1 else 1
-            yield cache.select(blocks, block_id)
+        for pages in self._runner.kv_caches:
+            blocks = 0 if pages.shape[0] == self.scheduler.kv.total_blocks + 1 else 1
+            yield pages.select(blocks, block_id)
 
     def overwrite_blocks(self, block_ids: Iterable[int]) -> dict[int, list[Any]]:
         """Fill pages with noise; returns what they held."""
