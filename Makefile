@@ -28,7 +28,7 @@ lint: setup ## rules, formatting, types and layers; no tests
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
 	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
-test: lint kube-tools ## lint, and the tests but those of e2e and images, the cheap ones first
+test: lint kube-tools ## lint and all tests, the cheap ones first (as root: also e2e and images)
 	$(PY) scripts/run_tests.py
 
 e2e: setup kube-tools ## helm install on a real API server, pods as processes, every scenario (needs root)

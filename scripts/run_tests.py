@@ -4,7 +4,7 @@ A process of its own for every folder: vLLM is imported only where it is needed,
 leaves in memory ends with its folder. Several may run at once, for most wait most of the time; what
 a folder printed is shown when it has ended. Folders that need a Kubernetes API server wait for its
 binaries, which are built beside the others. Fails when a folder fails, or has no test. Without a
-FOLDER all run but those APART, which need root, namespaces and container tools.
+FOLDER all run; who is not root runs all but those of ROOT_ONLY, and is told so.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
 RETIRE_TEST_JOBS: how many at once (1).
@@ -28,8 +28,8 @@ REPORTS = ROOT / "out" / "tests"
 ORDER = ("architecture", "protocol", "mailbox", "fence", "simulation", "telemetry", "client", "cli")
 ORDER += ("registry", "sidecar", "stack", "engine_api", "engine", "e2e", "operator_unit", "crd")
 ORDER += ("operator_registry", "kubectl", "chart", "kubernetes", "bench", "images")
-# Pods as processes, container images: `make e2e`, `make images`.
-APART = frozenset(("e2e", "images", "kubernetes"))
+# Pods are processes in namespaces of their own, images are built in a chroot.
+ROOT_ONLY = frozenset(("e2e", "images", "kubernetes"))
 # Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
     ("bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "operator_registry", "operator_unit")
@@ -54,6 +54,15 @@ def folders() -> list[str]:
     """Every folder under tests/ that holds a test file, in the order to run."""
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     return sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else 99, name))
+
+
+def runnable() -> list[str]:
+    """All folders, for root."""
+    found = folders()
+    if os.geteuid() == 0:
+        return found
+    print(f"not root, so that these are left out: {', '.join(sorted(ROOT_ONLY))}", flush=True)
+    return [folder for folder in found if folder not in ROOT_ONLY]
 
 
 def run(folder: str, arguments: list[str]) -> Outcome:
@@ -155,7 +164,7 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
-    chosen = names or [folder for folder in folders() if folder not in APART]
+    chosen = names or runnable()
     jobs = int(os.environ.get("RETIRE_TEST_JOBS", "1"))
     outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
