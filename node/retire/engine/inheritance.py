@@ -14,6 +14,9 @@ from retire.engine.alignments import COLD, Aligner
 from retire.engine.pins import PinLedger, PinOwner
 from retire.engine.records import NOTHING, Outcome, Record, Successor, record_of
 from retire.engine.retained import RECORDS_PER_SCOPE, Retained
+from retire.engine.tier.host_tier import HostTier
+from retire.engine.tier.settings import HostSettings
+from retire.engine.tier.waiting import Restored, Waiting
 from retire.protocol.alignment import cold
 from retire.protocol.contract import StopReason
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from retire.engine.records import Ending
     from retire.engine.seams.kv_cache import Chain, KvCache
     from retire.engine.tag import Tag
+    from retire.engine.tier.restores import RestoreResult
     from retire.protocol.contract import Contract
     from retire.protocol.versions import ScopeKey, Version
 
@@ -49,9 +53,15 @@ class Inheritance:
         default_factory=OrderedDict
     )
     _unreported: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
+    tier: HostTier = field(init=False)
+    waiting: dict[str, Waiting] = field(default_factory=dict)  # successors, for a copy
+    settled: Callable[[Request], None] = lambda request: None  # told that one waits no more
 
     def __post_init__(self) -> None:
         self.retained = Retained(self.cache, self.certifier, self.chronicle)
+        self.tier = HostTier(self.retained, HostSettings.from_env())
+        self.tier.restores.settled = self._arrived
+        self.retained.give_up_copy = self.tier.drop
 
     @property
     def ledger(self) -> PinLedger:
@@ -61,7 +71,7 @@ class Inheritance:
     @property
     def active(self) -> bool:
         """Whether a step has anything of ours to look after."""
-        return bool(self.ledger.pins or self._successors)
+        return bool(self.ledger.pins or self._successors or self.tier.active)
 
     # --- a request ends, its scope is fenced -----------------------------------------------------
 
@@ -70,7 +80,10 @@ class Inheritance:
         successor = self._successors.pop(request.request_id, None)
         if successor is not None:
             self.retained.unpin(successor.owner)
-        record = record_of(request, tag, self.cache.chain(request.request_id, end.frontier), end)
+        chain = self.cache.chain(request.request_id, end.frontier)
+        if end.superseded:
+            chain = self.cache.with_windows(chain, request)
+        record = record_of(request, tag, chain, end)
         if end.superseded:
             self.retained.keep(record)
         self._unreported.setdefault(record.key, deque(maxlen=RECORDS_PER_SCOPE)).append(record)
@@ -91,8 +104,11 @@ class Inheritance:
             retained.contracts[key] = contract
         keep = not terminal and (contract is None or not self.certifier.forbids(contract))
         # The newest first: a quota may not reach for all.
-        for record in reversed(retained.below(key, version)):
+        records = list(reversed(retained.below(key, version)))
+        for record in records:
             retained.settle(record, contract, keep=keep)
+        if keep and contract is not None:
+            self.tier.settle(records, contract, retained.expires_s(key))
         if terminal:
             retained.forget(key)
             retained.contracts.pop(key, None)
@@ -114,7 +130,8 @@ class Inheritance:
         so does the next FENCE; of too many who wait the first are told so.
         """
         for request_id, successor in self._successors.items():
-            if (successor.key, successor.version) == (key, version):
+            known = (successor.key, successor.version) == (key, version)
+            if known and request_id not in self.waiting:
                 then(request_id, self._outcomes[request_id])
                 return
         self._expected.setdefault((key, version), []).append(then)
@@ -123,25 +140,61 @@ class Inheritance:
                 gives_up("", NOTHING)
 
     def align(self, request: Request, tag: Tag) -> None:
-        """Certify what a new request may inherit from its scope; pin it until it is adopted."""
+        """Certify what a new request may inherit from its scope; pin it until it is adopted.
+
+        One that needs a copy from host memory is ``waiting`` until that is in place, or given up.
+        """
         outcome = self._aligned(request, tag)
+        if request.request_id not in self.waiting:
+            self._answer(request, tag, outcome)
+
+    def _answer(self, request: Request, tag: Tag, outcome: Outcome) -> None:
         for then in self._expected.pop((tag.key, tag.version), ()):
             then(request.request_id, outcome)
 
-    def _aligned(self, request: Request, tag: Tag) -> Outcome:
+    def _aligned(self, request: Request, tag: Tag, restored: Restored | None = None) -> Outcome:
         predecessors = self.retained.below(tag.key, tag.version)
         if not predecessors:
-            return NOTHING
+            return NOTHING if restored is None else restored.told(NOTHING)
         self._successors[request.request_id] = Successor(tag.key, tag.version)
         outcome = Aligner(self.cache).best(request, tag, predecessors)
-        if outcome.chain is not None:
-            outcome = self._lease(request, tag, outcome)
+        if restored is None and outcome.alignment.stop_reason not in COLD:
+            restored = self._fetch(request, tag, predecessors, outcome)
+        if request.request_id not in self.waiting:
+            for record in predecessors:
+                self.tier.stop_moving(record)  # it is about to be taken over, or not to be
+            if restored is not None:
+                outcome = restored.told(outcome)
+            if outcome.chain is not None:
+                outcome = self._lease(request, tag, outcome)
         if outcome.alignment.stop_reason in COLD:
             request.skip_reading_prefix_cache = True
         self._outcomes[request.request_id] = outcome
         while len(self._outcomes) > OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
         return outcome
+
+    def _fetch(
+        self, request: Request, tag: Tag, predecessors: list[Record], outcome: Outcome
+    ) -> Restored | None:
+        """Wait for a copy in host memory that reaches further than what HBM holds."""
+        aligner = Aligner(self.cache)
+        reach = {aligner.at_rest(request, tag, r): r for r in predecessors}
+        tokens = max(reach)
+        if tokens <= outcome.alignment.certified_tokens:
+            return None
+        refused = self.tier.restores.join(request, reach[tokens], tokens)
+        if refused is not None:
+            return Restored(refused, tokens)
+        self.waiting[request.request_id] = Waiting(request, tag, tokens)
+        return None
+
+    def _arrived(self, request_id: str, result: RestoreResult) -> None:
+        """A successor's copy is in place, or it goes on without."""
+        wait = self.waiting.pop(request_id)
+        outcome = self._aligned(wait.request, wait.tag, Restored(result, wait.tokens))
+        self._answer(wait.request, wait.tag, outcome)
+        self.settled(wait.request)
 
     def _lease(self, request: Request, tag: Tag, outcome: Outcome) -> Outcome:
         assert outcome.chain is not None
@@ -195,15 +248,17 @@ class Inheritance:
     # --- RECLAIM ---------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> None:
-        """End the leases whose time is over."""
-        for owner in self.ledger.expired(now_s):
+        """End the leases whose time is over, in both tiers."""
+        for owner in set(self.ledger.expired(now_s)) - self.tier.restores.owners():
             self._end_lease(owner)
+        self.tier.expire(now_s)
 
     def yield_oldest(self) -> bool:
         """Give up the lease that ends first, the unclaimed before those of waiting successors."""
         claimed = {successor.owner for successor in self._successors.values()}
         pins = self.ledger.pins
-        owner = min(pins, key=lambda o: (o in claimed, pins[o].expires_s), default=None)
+        ours = pins.keys() - self.tier.restores.owners()
+        owner = min(ours, key=lambda o: (o in claimed, pins[o].expires_s), default=None)
         if owner is None:
             return False
         self._end_lease(owner)
@@ -229,15 +284,16 @@ class Inheritance:
     def forget_all(self) -> None:
         """The cache is being reset: no record, lease or certificate survives it."""
         self.certifier.generation += 1
-        for owner in list(self.ledger.pins):
+        for owner in self.ledger.pins.keys() - self.tier.restores.owners():
             self._end_lease(owner)
         for key in list(self.retained.records):
             self.retained.forget(key)
+        self.tier.drain()  # blocks that a transfer may still write are given back after it
 
     def pinned_for(self, key: ScopeKey) -> int:
         """Physical blocks pinned for a scope."""
         return self.retained.pinned_for(key)
 
     def audit(self) -> list[str]:
-        """Faults between ledger and block pool: empty when sound."""
-        return self.retained.audit()
+        """Faults between ledger, block pool and host budget: empty when sound."""
+        return self.retained.audit() + self.tier.audit()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -79,6 +79,30 @@ class KvCache:
                 for group in self._groups
             ],
         )
+
+    def with_windows(self, chain: Chain, request: Request) -> Chain:
+        """A request's chain with what its windows have left behind and the cache still holds.
+
+        A successor may leave the old context anywhere: then it needs the window before that place,
+        which the old request gave up long ago. Kept with the rest, churn cannot take it away.
+        """
+        if all(window is None for window in self.windows):
+            return chain
+        groups = [
+            [
+                self._cached(request, group, index) or block if block.is_null else block
+                for index, block in enumerate(blocks)
+            ]
+            for group, blocks in zip(self._groups, chain.blocks, strict=True)
+        ]
+        return _chain(chain.tokens, groups)
+
+    def _cached(self, request: Request, group: Any, index: int) -> KVCacheBlock | None:
+        """The block of a request's tokens that the prefix cache holds for one group."""
+        if group.block_size != self._pool.hash_block_size or index >= len(request.block_hashes):
+            return None
+        found = self._pool.get_cached_block(request.block_hashes[index], [group.kv_cache_group_id])
+        return found[0] if found else None
 
     def cut(self, chain: Chain, tokens: int) -> Chain:
         """The part of a chain within its first ``tokens`` tokens."""
@@ -152,6 +176,35 @@ class KvCache:
         """One reference less each; the last tokens are evicted first."""
         blocks = [self._pool.blocks[block_id] for block_id in block_ids]
         self._pool.free_blocks(reversed(blocks))
+
+    def new_blocks(self, names: Iterable[int]) -> dict[int, KVCacheBlock]:
+        """One fresh block for each name, with one reference; there must be that many free."""
+        wanted = list(names)
+        return dict(zip(wanted, self._pool.get_new_blocks(len(wanted)), strict=True))
+
+    def chain_of(
+        self,
+        tokens: int,
+        names: Sequence[Sequence[int | None]],
+        blocks: Mapping[int, KVCacheBlock],
+    ) -> Chain:
+        """A chain of named blocks per KV group; the null block where there is no name."""
+        null = self._pool.null_block
+        return _chain(
+            tokens, [[null if n is None else blocks[n] for n in group] for group in names]
+        )
+
+    def register(self, request: Request, chain: Chain, tokens: int) -> Chain:
+        """Let others find a chain's blocks, up to ``tokens``, as what ``request`` would compute.
+
+        They must be written, and the request's prompt must begin with their tokens.
+        """
+        if self._manager.enable_caching:
+            for group, blocks in zip(self._groups, self.cut(chain, tokens).blocks, strict=True):
+                self._pool.cache_full_blocks(
+                    request, list(blocks), 0, len(blocks), group.block_size, group.kv_cache_group_id
+                )
+        return _chain(chain.tokens, chain.blocks)
 
     def references(self, block_ids: Iterable[int]) -> dict[int, int]:
         """Reference counts in the pool."""
