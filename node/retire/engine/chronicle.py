@@ -136,6 +136,13 @@ class Chronicle:
                 self._blocks(records.PinReleased, key, version, gone)
             self._free_kept(gone)
 
+    def restored(self, key: ScopeKey, version: Version, blocks: Iterable[int]) -> None:
+        """Pinned blocks were written anew from a copy; the copying is over."""
+        if self.on:
+            self._blocks(records.Wrote, key, version, blocks)
+            if key in self._closed:
+                self.closed(key, self._closed[key])
+
     def _take_from_cache(self, owner: _Owner, blocks: set[int]) -> None:
         """Blocks that nobody held any more, their content intact, have an owner again."""
         held = {block for counter in self._held.values() for block in counter}

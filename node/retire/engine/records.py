@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol.alignment import Alignment
-from retire.protocol.contract import StopReason
+from retire.protocol.contract import StopReason, Tier
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from retire.engine.pins import PinOwner
     from retire.engine.seams.kv_cache import Chain
     from retire.engine.tag import Tag
+    from retire.engine.tier.copies import HostCopy
+    from retire.engine.tier.restores import RestoreResult
     from retire.protocol.certificates import Certificate
     from retire.protocol.contract import Fence
     from retire.protocol.versions import ScopeKey, Version
@@ -44,6 +46,8 @@ class Record:
     fence: Fence | None = None  # how the step ended that was running
     pinned: PinOwner | None = None
     refused: StopReason | None = None  # why its blocks are not kept
+    copy: HostCopy | None = None  # its blocks in host memory, or on their way there
+    restored: bool = False  # its chain came back from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Outcome:
     arrival_s: float | None = None  # of the predecessor whose place it takes
     pinned_blocks: int = 0
     expires_s: float = 0.0
+    tier: Tier = Tier.HBM  # where the blocks were kept for it
+    restore: RestoreResult | None = None  # None: nothing had to be restored
 
 
 NOTHING: Final = Outcome(Alignment(0, 0, None, StopReason.NO_PREDECESSOR))

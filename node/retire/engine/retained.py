@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from retire.engine.pins import PinLedger, PinOwner
+from retire.engine.tier.copies import At
 from retire.protocol.contract import Contract, StopReason
 from retire.protocol.errors import QuotaExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from retire.engine.certification import Certifier
     from retire.engine.chronicle import Chronicle
     from retire.engine.records import Record
@@ -40,6 +43,7 @@ class Retained:
     ledger: PinLedger = field(default_factory=PinLedger)
     records: OrderedDict[ScopeKey, deque[Record]] = field(default_factory=OrderedDict)
     contracts: dict[ScopeKey, Contract] = field(default_factory=dict)  # of the newest FENCE
+    give_up_copy: Callable[[Record], None] = lambda record: None  # its copy in host memory
     _remembered: int = 0  # tokens in all records
 
     def below(self, key: ScopeKey, version: Version) -> list[Record]:
@@ -75,6 +79,7 @@ class Retained:
         self._remembered -= len(record.tokens)
         record.tokens = array("I")
         record.chain = self.cache.cut(record.chain, 0)
+        self.give_up_copy(record)
         return self.unpin_record(record)
 
     # --- pins ------------------------------------------------------------------------------------
@@ -95,11 +100,12 @@ class Retained:
     def settle(self, record: Record, contract: Contract | None, *, keep: bool) -> None:
         """What a FENCE makes of a record: kept under the new contract, or given up."""
         if not keep:
+            self.give_up_copy(record)
             self.unpin_record(record)
             record.refused = StopReason.CONTRACT
         elif record.pinned is not None and contract is not None:
             self.ledger.renew(record.pinned, expires_s=time.monotonic() + contract.ttl_s)
-        elif record.pinned is None and record.refused is None:
+        elif record.pinned is None and record.refused is None and record.copy is None:
             self.keep(record)
 
     def pin(self, owner: PinOwner, chain: Chain, expires_s: float) -> bool:
@@ -134,6 +140,8 @@ class Retained:
         for record in self.records.get(owner.key, ()):
             if record.pinned == owner:
                 record.pinned = None
+                if record.copy is not None and record.copy.stored.at is At.MOVING:
+                    self.give_up_copy(record)  # its blocks may be written while they are read
 
     def pinned_for(self, key: ScopeKey) -> int:
         """Physical blocks pinned for a scope."""

@@ -92,6 +92,7 @@ class StopReason(Enum):
     CONTRACT = "contract"  # inherit=never, or an equivalence this engine cannot give
     FINGERPRINT = "fingerprint"  # model, cache layout, adapter or numerical mode differ
     GENERATION = "generation"  # ownership ended (lease over, engine restarted, cache reset)
+    RESTORE = "restore"  # its copy in host memory was late or damaged, or found no room in HBM
     NO_PREDECESSOR = "no_predecessor"  # nothing of the scope was in the engine
 
 

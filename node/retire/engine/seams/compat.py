@@ -57,6 +57,23 @@ SYMBOLS: Final = (
     Symbol("vllm.v1.core.block_pool", "BlockPool.touch", ("self", "blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("self", "ordered_blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ("self",)),
+    Symbol("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("self", "num_blocks")),
+    Symbol(
+        "vllm.v1.core.block_pool",
+        "BlockPool.cache_full_blocks",
+        (
+            "self",
+            "request",
+            "blocks",
+            "num_cached_blocks",
+            "num_full_blocks",
+            "block_size",
+            "kv_cache_group_id",
+            "block_mask",
+        ),
+    ),
+    Symbol("vllm.v1.worker.worker_base", "WorkerBase"),
+    Symbol("vllm.v1.executor", "Executor.collective_rpc"),
     Symbol("vllm.v1.engine.core", "EngineCoreProc._handle_client_request"),
     Symbol("vllm.v1.engine.core", "EngineCore.step", ("self",)),
     Symbol(

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from retire.engine.seams import host_copies
 from retire.protocol.codec import contract_from_dict
 from retire.protocol.versions import ScopeKey, Version
 
@@ -80,7 +81,7 @@ def _certificate(scheduler: Any, outcome: Outcome, tenant: str) -> dict[str, Any
     if outcome.pinned_blocks:
         pin = {
             "blocks": outcome.pinned_blocks,
-            "tier": "hbm",
+            "tier": outcome.tier.value,
             "expires_s": max(0.0, outcome.expires_s - time.monotonic()),
             "quota_left": scheduler.inheritance.ledger.left(tenant),
         }
@@ -91,6 +92,7 @@ def _certificate(scheduler: Any, outcome: Outcome, tenant: str) -> dict[str, Any
         "stop_reason": outcome.alignment.stop_reason.value,
         "frontier_tokens": outcome.frontier_tokens,
         "pin": pin,
+        "restore": outcome.restore.value if outcome.restore is not None else None,
     }
 
 
@@ -102,6 +104,11 @@ def retire_release(self: Any, tenant: str, scope: str) -> int:
 def retire_quota(self: Any, tenant: str, blocks: int | None) -> None:
     """Bound the blocks pinned for a tenant on this engine; None: unlimited."""
     _versioned(self).inheritance.ledger.set_quota(tenant, blocks)
+
+
+def retire_host_quota(self: Any, tenant: str, size: int | None) -> None:
+    """Bound the host bytes kept for a tenant on this engine; None: as configured."""
+    _versioned(self).inheritance.tier.budget.set_quota(tenant, size)
 
 
 def retire_pause(self: Any, tenant: str, scope: str, paused: bool) -> int:
@@ -128,7 +135,22 @@ def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str
         "pinned_by_tenant": ledger.by_tenant(),
         "free_blocks": scheduler.kv.free_blocks,
         "total_blocks": scheduler.kv.total_blocks,
+        "host": _host(scheduler.inheritance.tier, tenant, scope),
         "audit": scheduler.inheritance.audit(),
+    }
+
+
+def _host(tier: Any, tenant: str | None, scope: str | None) -> dict[str, Any]:
+    """Bytes at rest in host memory, or on their way there or back."""
+    used = tier.budget.used if tenant is None else tier.budget.used_by(tenant)
+    if tenant is not None and scope is not None:
+        used = tier.bytes_for(ScopeKey(tenant, scope))
+    return {
+        "off": tier.off,
+        "bytes": used,
+        "capacity": tier.budget.capacity,
+        "by_tenant": tier.budget.by_tenant(),
+        "jobs": tier.jobs,
     }
 
 
@@ -142,9 +164,9 @@ def _pinned(inheritance: Any, tenant: str | None, scope: str | None) -> int:
 
 def retire_tick(self: Any) -> int:
     """End leases whose time is over, also while idle; returns the blocks still pinned."""
-    inheritance = _versioned(self).inheritance
-    inheritance.expire(time.monotonic())
-    return inheritance.ledger.total()
+    scheduler = _versioned(self)
+    scheduler.tend_leases()
+    return scheduler.inheritance.ledger.total()
 
 
 def _versioned(core: Any) -> Any:
@@ -152,7 +174,15 @@ def _versioned(core: Any) -> Any:
 
     if not isinstance(core.scheduler, RetireSchedulerMixin):
         raise TypeError(f"scheduler {type(core.scheduler).__qualname__} is not versioned by Retire")
-    return core.scheduler
+    scheduler = core.scheduler
+    tier = scheduler.inheritance.tier
+    if not tier.attached:
+        blocks, capacity = scheduler.kv.total_blocks + 1, tier.settings.bytes
+        tier.attach(
+            lambda: host_copies.RpcWorkers(core.model_executor, blocks, capacity),
+            unfit=host_copies.unfit(scheduler.vllm_config),
+        )
+    return scheduler
 
 
 def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, Any]:
@@ -185,6 +215,17 @@ def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, A
         **_branch(records),
         "pinned_blocks": scheduler.inheritance.pinned_for(key),
         "quota_left": scheduler.inheritance.ledger.left(key.tenant),
+        "host": _kept_on_host(scheduler.inheritance.tier, key),
+    }
+
+
+def _kept_on_host(tier: Any, key: ScopeKey) -> dict[str, Any]:
+    """What host memory keeps of a scope, or why it does not."""
+    refused = tier.refused.get(key)
+    return {
+        "bytes": tier.bytes_for(key),
+        "bytes_left": tier.budget.left(key.tenant),
+        "refused": refused.value if refused is not None else None,
     }
 
 
@@ -221,6 +262,7 @@ _UTILITIES = (
     retire_expect,
     retire_release,
     retire_quota,
+    retire_host_quota,
     retire_pause,
     retire_inspect,
     retire_tick,
@@ -228,8 +270,9 @@ _UTILITIES = (
 
 
 def install() -> None:
-    """Add the utilities to EngineCore."""
+    """Add the utilities to EngineCore, and to its workers what they need."""
     from vllm.v1.engine.core import EngineCore
 
+    host_copies.install()
     for utility in _UTILITIES:
         setattr(EngineCore, utility.__name__, utility)

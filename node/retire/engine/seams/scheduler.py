@@ -74,6 +74,7 @@ class RetireSchedulerMixin(StepFence):
         self.chronicle = Chronicle(who.boot_id, self.history.write if self.history.on else None)
         self.inheritance = Inheritance(self.kv, Certifier(who), self.chronicle)
         self.kv.adopt_through(self.inheritance.adoption_of)
+        self.inheritance.settled = self._take_place  # a successor that waited for its copy
         self.tags: dict[str, Tag] = {}  # live scoped requests by internal id
         self.paused: set[str] = set()  # ids set aside: they keep blocks and authority
         self.quantum = _quantum(self.vllm_config)
@@ -220,7 +221,7 @@ class RetireSchedulerMixin(StepFence):
             return super().schedule(*args, **kwargs)
         if not self.steps.holding:  # else its result tells how far the old work has come
             self.retire_stale()
-        self.inheritance.expire(time.monotonic())
+        self.tend_leases()
         aside = self._set_aside()
         config = self.scheduler_config
         threshold = config.long_prefill_token_threshold
@@ -246,20 +247,26 @@ class RetireSchedulerMixin(StepFence):
         if (
             self._nothing_in_flight()
             and output.total_num_scheduled_tokens == 0
-            and self._num_runnable()
+            and self._lacks_room()
         ):
             self._make_room()
 
+    def tend_leases(self) -> None:
+        """End leases whose time is over, and look after transfers to and from host memory."""
+        self.inheritance.expire(time.monotonic())
+        self.inheritance.tier.poll(idle=self._nothing_in_flight())
+
     def _set_aside(self) -> Aside | None:
-        """Take paused requests out of the queues for one step; they keep their blocks."""
-        if not self.paused:
+        """Take requests that may not run out of the queues for one step; they keep their blocks."""
+        apart = self.paused | self.inheritance.waiting.keys()
+        if not apart:
             return None
         queues = (self.waiting, self.skipped_waiting)
         aside = Aside(
-            [r for r in self.running if r.request_id in self.paused],
-            tuple([r for r in queue if r.request_id in self.paused] for queue in queues),
+            [r for r in self.running if r.request_id in apart],
+            tuple([r for r in queue if r.request_id in apart] for queue in queues),
         )
-        self.running = [r for r in self.running if r.request_id not in self.paused]
+        self.running = [r for r in self.running if r.request_id not in apart]
         self.max_num_running_reqs -= len(aside.running)
         for queue, requests in zip(queues, aside.waiting, strict=True):
             queue.remove_requests(requests)
@@ -274,6 +281,10 @@ class RetireSchedulerMixin(StepFence):
         for queue, requests in zip(queues, aside.waiting, strict=True):
             for request in reversed(requests):
                 queue.prepend_request(request)
+
+    def _lacks_room(self) -> bool:
+        waiting = self.inheritance.waiting.keys() - self.paused
+        return self._num_runnable() > len(waiting) or self.inheritance.tier.restores.lacking_room
 
     def _make_room(self) -> None:
         """Nothing runs and nothing fits: pins of the unclaimed give way, then the paused."""
