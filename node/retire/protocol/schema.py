@@ -74,6 +74,7 @@ _STOP_REASONS: Final = [
     "contract",
     "fingerprint",
     "generation",
+    "restore",
     "no_predecessor",
 ]
 
