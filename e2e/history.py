@@ -1,4 +1,4 @@
-"""One history of a whole cluster: every container appends to one file, the invariants judge it.
+"""One history of a whole cluster: every container appends to one file, judged as `retire check`.
 
 All pods share the machine's monotonic clock, so their records have one order. Of the product it may
 import ``retire.protocol`` and the reader of histories, nothing else.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol import invariants
-from retire.protocol.history import in_order
-from retire.telemetry.history import read
+from retire.protocol.traces import explain
+from retire.telemetry.recorded import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from retire.protocol.invariants import Violation
 
 INSIDE: Final = "/var/log/retire/history.ndjson"
-_SHOWN: Final = 10
+_SHOWN: Final = 3
 
 
 class BrokenHistory(AssertionError):
-    """Rules were broken; the first ones are in the text."""
+    """Rules were broken; the first ones are in the text, as ``retire check`` shows them."""
 
 
 class ClusterHistory:
@@ -47,7 +47,7 @@ class ClusterHistory:
 
     def records(self) -> list[Record]:
         """Everything so far, in the order of time."""
-        return list(in_order(read(self.path)))
+        return list(read_all([self.path]).records)
 
     def violations(self) -> Sequence[Violation]:
         """Every rule that is broken."""
@@ -59,6 +59,6 @@ class ClusterHistory:
         if len(records) < at_least:
             raise BrokenHistory(f"{len(records)} records in {self.path}, expected {at_least}")
         if broken := invariants.check(records):
-            lines = [f"{one.name} at {one.index}: {one.message}" for one in broken[:_SHOWN]]
+            lines = [explain(records, one) for one in broken[:_SHOWN]]
             raise BrokenHistory("\n".join([f"{len(broken)} violations", *lines]))
         return len(records)

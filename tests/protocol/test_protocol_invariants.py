@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from retire.protocol.contract import Receipt, RetiredRequest
 from retire.protocol.errors import InvalidField
 from retire.protocol.events import Change
 from retire.protocol.history import (
@@ -17,11 +18,13 @@ from retire.protocol.history import (
     Delivered,
     Finished,
     Freed,
+    HistoryOpened,
     Idle,
     NodeRestarted,
     PinReleased,
     PinTaken,
     Published,
+    ReceiptGiven,
     Record,
     RegistryRebuilt,
     Submitted,
@@ -33,14 +36,22 @@ from retire.protocol.history import (
     record_to_dict,
 )
 from retire.protocol.invariants import RULES, Facts, check
+from retire.protocol.traces import explain, trace_of
 from retire.protocol.versions import ScopeKey, Version
 
 K, OTHER = ScopeKey("acme", "plan"), ScopeKey("rival", "plan")
 V0, V1, V2 = (Version(1, e) for e in range(3))
 
 
-def commit(a: Version, b: Version, key: str, change: Change = Change.SUPERSEDE) -> CommitMade:
-    return CommitMade(0, K, change, a, b, key)
+def commit(
+    a: Version, b: Version, key: str, change: Change = Change.SUPERSEDE, generation: int | None = 3
+) -> CommitMade:
+    return CommitMade(0, K, change, a, b, key, generation)
+
+
+def receipt(published: int | None = 0, certified: int = 32) -> ReceiptGiven:
+    old = RetiredRequest("r", "decode", 32, 32, published)
+    return ReceiptGiven(0, "n", Receipt(K, V0, V1, {}, requests=(old,), certified_tokens=certified))
 
 
 def publish(version: Version) -> Published:
@@ -71,7 +82,9 @@ PIN = PinTaken(0, "n", K, V0, (1, 2), 10)
 UNPIN = PinReleased(0, "n", K, V0, (1, 2))
 FREE = Freed(0, "n", K, V0, (1, 2, 3))
 NEW = Allocated(0, "n", K, V1, (4,))
+ACK = Acknowledged(0, K, V1)
 GOOD: tuple[Record, ...] = (
+    HistoryOpened(0, 1_000, "host", "sidecar[1]"),
     *OLD,
     publish(V0),
     deliver(V0),
@@ -79,15 +92,16 @@ GOOD: tuple[Record, ...] = (
     VersionSeen(0, "n", K, V1),
     CLOSED,
     PIN,
-    Acknowledged(0, K, V1),
-    certificate(),
-    Submitted(0, K, V1, "r2"),
-    adopt(),
+    ACK,
+    certificate(digests=("aa", "bb")),
+    Submitted(0, K, V1, "r2", 3),
+    adopt(digests=("aa", "bb")),
+    receipt(),
     NEW,
     UNPIN,
     FREE,
     Wrote(0, "n", K, V1, (4,)),
-    publish(V1),
+    Published(0, K, V1, "r2", "n/api", 0, 3),
     deliver(V1),
     Finished(0, K, V1, "r2"),
     Freed(0, "n", K, V1, (1, 2, 4)),
@@ -106,6 +120,12 @@ BAD: list[tuple[str, list[Record]]] = [
     ("C2.expired", [*OLD, CLOSED, certificate(), adopt(100)]),
     ("C2.writer_open", [*OLD, certificate()]),
     ("C2.freed", [*OLD, commit(V0, V1, "k"), CLOSED, certificate(), FREE, adopt()]),
+    ("C2.generation_differs", [commit(V0, V1, "k"), Submitted(0, K, V1, "r", 2), publish(V1)]),
+    ("C2.generation_differs", [commit(V0, V1, "k"), Published(0, K, V1, "r", "n/api", 0, 4)]),
+    (
+        "C3.page_changed",
+        [*OLD, CLOSED, certificate(digests=("aa", "bb")), adopt(digests=("aa", "bc"))],
+    ),
     ("C3.foreign_write", [*OLD, Wrote(0, "n", OTHER, V0, (1,))]),
     ("C3.foreign_write", [*OLD, Wrote(0, "n", K, V1, (1,))]),
     ("C3.certified_write", [*OLD, CLOSED, certificate(), adopt(), Wrote(0, "n", K, V0, (1,))]),
@@ -131,6 +151,11 @@ BAD: list[tuple[str, list[Record]]] = [
     ("C6.unbalanced", [PIN, PinReleased(0, "n", OTHER, V0, (1,))]),
     ("C6.over_quota", [PinTaken(0, "n", K, V0, (1,), -1)]),
     ("C6.idle", [PIN, Idle(0, "n")]),
+    ("C8.receipt_early", [certificate(), receipt()]),
+    ("C8.receipt_early", [certificate(), Acknowledged(0, K, V0), receipt()]),
+    ("C8.index_understated", [publish(V0), ACK, certificate(), receipt(None)]),
+    ("C8.certified_differs", [ACK, certificate(), receipt(certified=48)]),
+    ("C8.certified_differs", [ACK, receipt()]),
     ("commit.twice", [commit(V0, V1, "k"), commit(V1, V2, "k")]),
     ("commit.pause_moved", [commit(V0, V1, "k", Change.PAUSE)]),
 ]
@@ -147,12 +172,39 @@ def test_each_rule_sees_its_violation(rule: str, history: list[Record]) -> None:
     found = check(history)
     assert rule in {v.name for v in found}
     violation = next(v for v in found if v.name == rule)
-    assert violation.index in (len(history) - 1, len(history)) and violation.message
+    at = (len(history) - 1, len(history), 1)  # 1: a generation differs before anything is published
+    assert violation.index in at and violation.message
+    assert explain(history, violation).startswith(f"{rule}: {RULES[rule]}: ")
+    assert trace_of(history, violation), "what led to it can be shown"
 
 
 def test_every_rule_has_a_violation_above() -> None:
     """A rule that nothing can break would be decoration."""
     assert {rule for rule, _ in BAD} == set(RULES)
+
+
+def test_pages_that_a_restore_has_written_are_not_compared() -> None:
+    """What was certified before its copy came back is another rule's matter."""
+    restored = [certificate(digests=("aa", "bb")), Wrote(0, "n", K, V0, (1, 2))]
+    kept = [*OLD, publish(V0), CLOSED, *restored, CLOSED, adopt(digests=("cc", "dd"))]
+    assert check(kept) == []
+
+
+def test_a_receipt_may_know_more_than_was_recorded() -> None:
+    """A frame may be handed over before its record is written; the other way round is a fault."""
+    assert check([publish(V0), CLOSED, ACK, certificate(), receipt(7)]) == []
+
+
+def test_a_line_says_its_stage_and_leaves_out_what_is_not_known() -> None:
+    """The five stages are named in the file; ordinary work has none."""
+    stages = [record_to_dict(record).get("stage") for record in GOOD]
+    assert set(stages) == {None, "advance", "fence", "align", "resume", "reclaim"}
+    assert record_to_dict(publish(V1)).get("stage") is None
+    assert "digests" not in record_to_dict(certificate())
+    assert record_to_dict(PinTaken(0, "n", K, V0, (1,)))  == {
+        "schema": 1, "record": "PinTaken", "stage": "fence", "at_ns": 0, "node": "n",
+        "tenant": "acme", "scope": "plan", "version": "1.0", "blocks": [1],
+    }  # fmt: skip
 
 
 def test_a_restarted_node_owns_nothing() -> None:

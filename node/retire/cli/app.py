@@ -10,6 +10,7 @@ import sys
 import typer
 
 from retire.cli.cancel import cancel
+from retire.cli.check import check
 from retire.cli.demo.command import demo
 from retire.cli.pause import pause, resume
 from retire.cli.serve import serve
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings=EXTRA_ARGS)(serve)
-for command in (status, supersede, cancel, pause, resume, demo):
+for command in (status, supersede, cancel, pause, resume, check, demo):
     app.command()(command)
 
 

@@ -30,6 +30,7 @@ class Chronicle:
 
     node: str
     write: Callable[[records.Record], None] | None = None
+    digests: Callable[[tuple[int, ...]], tuple[str, ...]] | None = None  # of blocks' pages
     _held: dict[_Owner, Counter[int]] = field(default_factory=dict)
     _tables: dict[str, tuple[Tag, set[int]]] = field(default_factory=dict)  # by live request
     _pins: dict[_Owner, Counter[int]] = field(default_factory=dict)
@@ -48,7 +49,13 @@ class Chronicle:
     def submitted(self, tag: Tag, request_id: str) -> None:
         """Work was admitted."""
         if self.on:
-            self._emit(records.Submitted, key=tag.key, version=tag.version, request_id=request_id)
+            self._emit(
+                records.Submitted,
+                key=tag.key,
+                version=tag.version,
+                request_id=request_id,
+                generation=tag.authority.generation,
+            )
 
     def finished(self, tag: Tag, request_id: str) -> None:
         """Work ended by itself or by its client."""
@@ -64,6 +71,7 @@ class Chronicle:
     def certified(self, certificate: Certificate) -> None:
         """ALIGN signed a prefix."""
         if self.on:
+            blocks = _real(certificate)
             self._emit(
                 records.CertificateIssued,
                 node=self.node,
@@ -71,8 +79,9 @@ class Chronicle:
                 to_version=certificate.to_version,
                 generation=certificate.generation,
                 tokens=certificate.tokens,
-                blocks=_real(certificate),
+                blocks=blocks,
                 expires_ns=certificate.expires_ns,
+                digests=self._digested(blocks),
             )
 
     def adopted(self, tag: Tag, request_id: str, certificate: Certificate) -> None:
@@ -90,6 +99,7 @@ class Chronicle:
             generation=certificate.generation,
             tokens=certificate.tokens,
             blocks=blocks,
+            digests=self._digested(blocks),
         )
 
     def scheduled(self, tag: Tag, request_id: str, writes: set[int]) -> None:
@@ -142,6 +152,9 @@ class Chronicle:
             self._blocks(records.Wrote, key, version, blocks)
             if key in self._closed:
                 self.closed(key, self._closed[key])
+
+    def _digested(self, blocks: tuple[int, ...]) -> tuple[str, ...] | None:
+        return self.digests(blocks) if self.digests is not None else None
 
     def _take_from_cache(self, owner: _Owner, blocks: set[int]) -> None:
         """Blocks that nobody held any more, their content intact, have an owner again."""

@@ -229,7 +229,11 @@ class SidecarLink:
 
     def _record(self, tag: Tag, request_id: str, index: int) -> None:
         now_ns = time.monotonic_ns()
-        self._history.write(Published(now_ns, tag.key, tag.version, request_id, self.gate, index))
+        self._history.write(
+            Published(
+                now_ns, tag.key, tag.version, request_id, self.gate, index, tag.authority.generation
+            )
+        )
 
     async def _report_late(self, receipt: Receipt) -> None:
         text = json.dumps(receipt_to_dict(receipt))

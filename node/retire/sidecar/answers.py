@@ -7,13 +7,15 @@ Executes, never decides. Must never touch a gate.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING
 
 from retire.protocol import effects as fx
 from retire.protocol import errors
 from retire.protocol import events as ev
-from retire.protocol.history import Acknowledged
+from retire.protocol.codec import receipt_from_dict
+from retire.protocol.history import Acknowledged, ReceiptGiven
 from retire.sidecar import convert, receipts
 from retire.sidecar.journal import Transition
 from retire.sidecar.pb import node_pb2 as pb
@@ -67,6 +69,9 @@ class Answers:
             self._ports.scopes.keep_receipt(entry, receipt)
         self._ports.journal.append(line)
         own = self._ports.identity
+        if self._ports.history.on:
+            whole = receipt_from_dict(json.loads(receipt.json))
+            self._ports.history.write(ReceiptGiven(time.monotonic_ns(), own.node, whole))
         work = self._ports.registry.report(
             key,
             term=own.term,

@@ -243,7 +243,7 @@ class Driver:
         at_ns, write = time.monotonic_ns(), self._ports.history.write
         name = call.idempotency_key
         before, after = commit.from_version, commit.to_version
-        write(CommitMade(at_ns, call.key, call.change, before, after, name))
+        write(CommitMade(at_ns, call.key, call.change, before, after, name, commit.generation))
         for child, to in commit.children:
             before = replace(to, epoch=to.epoch - 1)  # commit.lua: each by one
             write(CommitMade(at_ns, child, call.change, before, to, name))

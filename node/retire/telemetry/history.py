@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from retire.protocol.errors import InvalidField
-from retire.protocol.history import record_from_dict, record_to_dict
+from retire.protocol.history import HistoryOpened, record_to_dict
 from retire.telemetry import names
+from retire.telemetry.recorded import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from retire.protocol.history import Record
+
+__all__ = ["History", "read"]
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")  # the monotonic clock is one boot's
 
 
 class History:
@@ -29,6 +36,8 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.on = path is not None
         self._fd = -1 if path is None else _open(path)
+        if self.on:
+            self.write(_opened())
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> History:
@@ -49,10 +58,10 @@ class History:
             os.close(self._fd)
 
 
-def read(path: Path) -> list[Record]:
-    """Every record of a history file, in the order of its lines."""
-    with path.open(encoding="utf-8") as lines:
-        return [record_from_dict(json.loads(line)) for line in lines if line.strip()]
+def _opened() -> HistoryOpened:
+    writer = f"{Path(sys.argv[0]).name or 'python'}[{os.getpid()}]"
+    host = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return HistoryOpened(time.monotonic_ns(), time.time_ns(), host, writer)
 
 
 def _open(path: Path) -> int:

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from retire.engine.seams import host_copies
+from retire.engine.seams import host_copies, pages
 from retire.protocol.codec import contract_from_dict
 from retire.protocol.versions import ScopeKey, Version
 
@@ -27,6 +27,8 @@ def retire_hello(self: Any) -> dict[str, Any]:
     scheduler = _versioned(self)
     from vllm import __version__
 
+    if scheduler.chronicle.on and pages.wanted():
+        scheduler.chronicle.digests = pages.reader(self)
     who = scheduler.inheritance.certifier.identity
     return {
         "boot_id": who.boot_id,
