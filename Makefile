@@ -8,6 +8,7 @@ PY := .venv/bin/python
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test e2e images demo grid bench-gate bench-control bench-kube \
+	bench-dominance \
 	scoreboard proto clean
 
 help: ## show this list
@@ -49,6 +50,9 @@ bench-gate: setup ## what one publication check costs, in ns
 
 bench-control: setup ## SUPERSEDE to UNPUBLISHABLE without an engine, 1 and 64 gates
 	$(PY) -m bench.control
+
+bench-dominance: setup ## overlap x instant x quantum: never slower than abort + prefix caching? (12 min)
+	$(PY) -m bench.dominance
 
 bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
 	PYTHONPATH=. $(PY) -m bench.kube
