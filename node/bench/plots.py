@@ -17,7 +17,7 @@ NATIVE: Final = "#D55E00"
 SECOND: Final = "#009E73"
 COLD: Final = "#8C8C8C"
 PALE: Final = "#E8E8E8"
-_STYLE: Final = {
+_STYLE: Final[Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
