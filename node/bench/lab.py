@@ -77,8 +77,7 @@ class Lab:
         self._hoard: list[Any] = []
         self.in_flight: Any = None  # vLLM's SchedulerOutput of the newest step
         self._watch_steps()
-        self._forwards = _count_forwards(self._runner)
-        _attach(self._runner)
+        self._open_workers()
 
     # --- scopes, as a sidecar keeps them --------------------------------------------------------
 
@@ -133,6 +132,11 @@ class Lab:
         inheritance = self.scheduler.inheritance
         live = [*self.scheduler.requests, *reversed(inheritance._outcomes)]
         return next((i for i in live if i.startswith(request_id)), request_id)
+
+    def _open_workers(self) -> None:
+        """The runner is in this process: its steps are counted, its mailbox is this lab's."""
+        self._forwards = _count_forwards(self._runner)
+        _attach(self._runner)
 
     def _watch_steps(self) -> None:
         stock = self.scheduler.schedule

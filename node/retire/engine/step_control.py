@@ -33,6 +33,7 @@ class StepControl:
     ahead: bool
     bound_ms: float = BOUND_MS
     times: StepTimes = field(default_factory=StepTimes)
+    ended: int = 0  # serial of the newest planned step whose result is in
     _serial: int = 0
     _running: dict[int, StepPlan] = field(default_factory=dict)  # by id of the step
 
@@ -69,6 +70,8 @@ class StepControl:
     def done(self, step: int, ms: float | None) -> StepPlan | None:
         """A step's result is in; ``ms``: what it took, None when it was abandoned. Its plan."""
         plan = self._running.pop(step, None)
+        if plan is not None:
+            self.ended = plan.serial
         if plan is not None and ms is not None:
             self.times.measured(plan.tokens, ms)
         return plan

@@ -25,6 +25,7 @@ P_LAYER_DONE: Final = 3  # layers of that step the device has finished
 P_STOPPED_AT: Final = 4  # layer at which the rank stopped; 0: it did not
 P_SEEN_STAMP: Final = 5  # stamp for which it stopped
 P_HEARTBEAT_NS: Final = 6  # CLOCK_MONOTONIC
+P_STEP_ENDED: Final = 7  # serial of the newest step of which the rank launches nothing any more
 
 
 class ProgressLines:

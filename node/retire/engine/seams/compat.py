@@ -57,6 +57,11 @@ SYMBOLS: Final = (
     Symbol("vllm.v1.core.block_pool", "BlockPool.touch", ("self", "blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("self", "ordered_blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ("self",)),
+    Symbol(
+        "vllm.v1.core.block_pool",
+        "BlockPool.get_cached_block",
+        ("self", "block_hash", "kv_cache_group_ids"),
+    ),
     Symbol("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("self", "num_blocks")),
     Symbol(
         "vllm.v1.core.block_pool",
@@ -83,11 +88,13 @@ SYMBOLS: Final = (
     ),
     Symbol(_RUNNER, "GPUModelRunner.sample_tokens", ("self", "grammar_output")),
     Symbol(_RUNNER, "GPUModelRunner._model_forward"),
+    Symbol(_RUNNER, "GPUModelRunner.take_draft_token_ids", ("self",)),
     Symbol(
         "vllm.model_executor.layers.attention.attention", "get_attention_context", ("layer_name",)
     ),
     Symbol("vllm.v1.engine.async_llm", "RequestOutputCollector"),
     Symbol("vllm.v1.engine.async_llm", "AsyncLLM.abort", ("self", "request_id", "internal")),
+    Symbol("vllm.v1.engine.async_llm", "AsyncLLM.from_vllm_config"),
     Symbol(
         "vllm.v1.engine.output_processor",
         "RequestOutputCollector.__init__",

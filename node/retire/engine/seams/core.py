@@ -190,18 +190,16 @@ def _versioned(core: Any) -> Any:
 def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, Any]:
     frontier = max((record.frontier for record in records), default=0)
     residuals = [record.residual_ms for record in records if record.residual_ms is not None]
-    parallel = scheduler.vllm_config.parallel_config
     return {
         "participants": [
             {
-                "pp_rank": pp_rank,
-                "tp_rank": tp_rank,
+                "pp_rank": rank.pp_rank,
+                "tp_rank": rank.tp_rank,
                 "kv_group": group,
                 "frontier_tokens": frontier,
-                "closed": True,
+                "closed": rank.closed,
             }
-            for pp_rank in range(parallel.pipeline_parallel_size)
-            for tp_rank in range(parallel.tensor_parallel_size)
+            for rank in scheduler.ranks()
             for group in range(len(scheduler.kv.block_sizes))
         ],
         "requests": [

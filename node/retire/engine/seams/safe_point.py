@@ -27,7 +27,7 @@ from retire.engine import fence_policy
 from retire.engine.fence_policy import Branch
 from retire.engine.step_plan import Ended
 from retire.mailbox import GateState, MailboxView, Overlaps, ProgressLines
-from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STOPPED_AT
+from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STEP_ENDED, P_STOPPED_AT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,8 @@ class SafePoints:
     def __init__(self, ranks: Callable[[], Ranks] = Ranks) -> None:
         self._ranks_now = ranks
         self._agreement: _Agreement | None = None  # None: this rank decides for itself
+        self._line: memoryview[int] | None = None  # of this rank: where it is, for those who wait
+        self._serial = 0  # of the step that runs
         self._mailbox: MailboxView | None = None
         self._overlaps: Overlaps | None = None
         self._plan: StepPlan | None = None
@@ -85,8 +87,10 @@ class SafePoints:
         if self._mailbox is None:
             self._mailbox = MailboxView.attach()
             self._overlaps = Overlaps.attach()
-            if (ranks := self._ranks_now()).size > 1:
-                self._agreement = _Agreement(ranks, ProgressLines.attach())
+            ranks, lines = self._ranks_now(), ProgressLines.attach()
+            self._line = lines.line(ranks.rank)
+            if ranks.size > 1:
+                self._agreement = _Agreement(ranks, lines)
         return self._mailbox
 
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
@@ -100,8 +104,10 @@ class SafePoints:
         assert self.mailbox
         self._plan = plan if plan.may_stop else None
         self._margin = ahead + 2 if on_device else 2
-        if self._agreement is not None:
-            self._agreement.begin(plan.serial)
+        self._serial = plan.serial
+        assert self._line is not None
+        self._line[P_STOPPED_AT] = 0  # nothing is agreed on
+        self._line[P_STEP] = plan.serial
         self._pace = _Pace(ahead) if on_device and plan.armed and plan.may_stop else None
 
     def end(self) -> None:
@@ -109,6 +115,8 @@ class SafePoints:
         if self.timer is not None:
             self.timer.stop()
         self._plan = self._pace = None
+        if self._line is not None:
+            self._line[P_STEP_ENDED] = self._serial
 
     def reach(self, layer_name: object) -> None:
         """A safe point: before the first operator of each attention layer."""
@@ -116,6 +124,8 @@ class SafePoints:
             return
         self._layer_name = layer_name
         self.layers += 1
+        assert self._line is not None
+        self._line[P_LAYER_LAUNCHED] = self.layers
         if self._pace is not None:
             self._pace.hold()
         self.look()
@@ -219,14 +229,8 @@ class _Agreement:
         self._own = lines.line(ranks.rank)
         self._leader = lines.line(ranks.leader)
 
-    def begin(self, serial: int) -> None:
-        """A new step: nothing is agreed on."""
-        self._own[P_STOPPED_AT] = 0
-        self._own[P_STEP] = serial
-
     def reached(self, serial: int, layer: int) -> bool:
         """Whether all stop here."""
-        self._own[P_LAYER_LAUNCHED] = layer
         stop = self._leader[P_STOPPED_AT]
         return stop != 0 and layer == stop and self._leader[P_STEP] == serial
 

@@ -8,12 +8,15 @@ public interface". Tested on 0.26.0.
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
+from retire.engine.participants import Participants, Rank
 from retire.engine.step_plan import ABANDONED, PLAN
+from retire.mailbox import ProgressLines
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -25,6 +28,20 @@ if TYPE_CHECKING:
 
 class StepFence:
     """What a scheduler does with a plan, and with the result of a planned step."""
+
+    @cached_property
+    def participants(self) -> Participants:
+        """The ranks whose writers a fence closes."""
+        parallel = self.vllm_config.parallel_config
+        return Participants(
+            parallel.pipeline_parallel_size,
+            parallel.tensor_parallel_size,
+            ProgressLines.attach() if parallel.data_parallel_size == 1 else None,
+        )
+
+    def ranks(self) -> list[Rank]:
+        """Every participant, and whether it has ended the steps whose results are in."""
+        return self.participants.ended(self.steps.ended)
 
     def _residual_ms(self, request: Request, tag: Tag) -> float | None:
         """From ADVANCE to the end of the old request's last step; None: none was running."""
