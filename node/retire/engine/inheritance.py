@@ -80,6 +80,8 @@ class Inheritance:
         successor = self._successors.pop(request.request_id, None)
         if successor is not None:
             self.retained.unpin(successor.owner)
+        if self.waiting.pop(request.request_id, None) is not None:
+            self.tier.restores.leave(request.request_id)
         chain = self.cache.chain(request.request_id, end.frontier)
         if end.superseded:
             chain = self.cache.with_windows(chain, request)
