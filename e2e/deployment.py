@@ -177,6 +177,12 @@ class Deployment:
         """The object."""
         return self.cluster.api.get(f"{SCOPES.format(namespace)}/{name}")
 
+    @property
+    def term(self) -> int:
+        """As the operator's Lease counts it."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/retire-term"
+        return self.cluster.api.get(path)["spec"]["leaseTransitions"]
+
     def until(
         self, name: str, namespace: str, version: str, limit_s: float = 60.0
     ) -> dict[str, Any]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 OLD: Final = prompt_tokens(200, 41)
 LONG: Final = 3600  # tokens: a stream that outlives what is done to it
 PATIENCE_S: Final = 120.0  # for what takes some seconds on an idle machine
-LEASE_PATH: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/retire-term"
 _DEPLOYMENT: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/retire-operator"
 
 
@@ -113,7 +112,7 @@ class Scene:
     @property
     def term(self) -> int:
         """As the Lease counts it."""
-        return self.deployment.cluster.api.get(LEASE_PATH)["spec"]["leaseTransitions"]
+        return self.deployment.term
 
     def end(self) -> None:
         """Healthy again: everything is ready, every scope can be revised, nothing was broken."""

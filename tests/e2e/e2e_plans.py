@@ -61,10 +61,10 @@ class Plan:
         change = json.dumps({"spec": spec})
         return self.kubectl("patch", "servingscope", self.name, "--type=merge", "-p", change)
 
-    def opened(self, version: str = "1.0", **spec: Any) -> Self:
+    def opened(self, **spec: Any) -> Self:
         """Applied, and at its first version."""
         self.apply(**{"epoch": 0, **spec})
-        self.until(version)
+        self.until(f"{self.deployment.term}.0")
         return self
 
     @property
