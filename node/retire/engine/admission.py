@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine import scope_calls
+from retire.engine import scope_calls, unfenceable
 from retire.engine.handoff import Order
-from retire.engine.headers import ROUTES, claim_of, first_values
+from retire.engine.headers import ROUTES, SCOPE, claim_of, first_values
 from retire.engine.inputs import CallerLeft, Input
 from retire.engine.interruption import Interruption
 from retire.engine.publication import CURRENT
@@ -40,7 +40,6 @@ NO_INPUT: Final = frozenset(
     (
         *("tokenize", "detokenize", "count_tokens", "render", "derender", "cancel"),
         *("load_lora_adapter", "unload_lora_adapter"),
-        *("embeddings", "embed", "pooling", "classify", "score", "rerank"),
     )
 )
 
@@ -118,18 +117,35 @@ class Admission:
         )
 
     async def _claim(self, call: Call) -> Claim | None:
-        """What the call claims, once it is known whose it is; None: it makes no tokens."""
+        """What the call claims, once it is known whose it is; None: nothing."""
         headers = call.scope["headers"]
         if self._settings.auth is not Auth.NONE:
             call.publication.caller = await self._linked().authenticator.tenant(headers)
         if not _generates(call.scope):
             return None
-        return claim_of(
+        claim = claim_of(
             headers,
             self._settings,
             authenticated=self._authenticated(),
             caller=call.publication.caller,
         )
+        return claim if claim is not None and await self._fenceable(call, claim) else None
+
+    async def _fenceable(self, call: Call, claim: Claim) -> bool:
+        """False: it makes no tokens, and only a session that its client names ties it to a scope.
+
+        Raises InvalidField naming what would have to be left out.
+        """
+        path = call.scope["path"]
+        if unfenceable.is_pooling(path):
+            if SCOPE in first_values(call.scope["headers"]):
+                raise unfenceable.refuse_pooling(path, claim.key.scope)
+            return False
+        if unfenceable.keeps_output(path):
+            body, store = await call.receive.body(), self._settings.responses_store
+            if refusal := unfenceable.refusal_of_kept(body, store=store):
+                raise refusal
+        return True
 
     async def _enter(self, link: SidecarLink, call: Call, claim: Claim) -> Entered:
         """Until the call may act: at once, after a wait, or once it has superseded what ran."""

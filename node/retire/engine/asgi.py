@@ -18,6 +18,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from retire.engine import unfenceable
 from retire.engine.headers import ROUTES
 from retire.engine.publication import CURRENT, End, Ended, Publication
 from retire.engine.replies import NO_RETRY, NO_SIDECAR, send_error
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("retire.engine")
 
+POLICY_VIOLATION: Final = 1008  # RFC 6455, section 7.4.1
 VERSION_HEADER: Final = b"x-retire-version"
 _EVENT_STREAM: Final = b"text/event-stream"
 _FRAME_HEAD: Final = b"data: {"
@@ -57,6 +59,8 @@ class PublicationGuard:
         """Pass an untagged call through untouched (one scan of its headers)."""
         if scope["type"] == "http" and self._concerns(scope):
             await self._guarded(scope, receive, send)
+        elif scope["type"] == "websocket" and self._concerns(scope):
+            await refuse_websocket(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -86,6 +90,20 @@ class PublicationGuard:
             publication.discard()
         if publication.ended is not None:
             await guard.closed.wait()  # the server takes our return for the end of the response
+
+
+async def refuse_websocket(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """Answer the handshake with the error; where the server cannot, close before it is accepted."""
+    await receive()  # websocket.connect
+    error = unfenceable.refuse_websocket(scope["path"])
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
+        return
+
+    async def denied(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await send_error(denied, error)
 
 
 class GuardedSend:

@@ -24,7 +24,7 @@ def register() -> None:
         compat.probe((*compat.SYMBOLS, *seeds.SYMBOLS))
     except compat.SeamMismatch as mismatch:
         raise SystemExit(f"retire: refusing to serve: {mismatch}") from mismatch
-    from retire.engine.seams import core, delivery, output, runner, scheduler, tags
+    from retire.engine.seams import core, delivery, fenceable, output, runner, scheduler, tags
 
-    for seam in (scheduler, core, runner, seeds, tags, delivery, output):
+    for seam in (fenceable, scheduler, core, runner, seeds, tags, delivery, output):
         seam.install()

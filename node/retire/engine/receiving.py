@@ -34,13 +34,14 @@ class Received:
         """The body as far as the application has read it."""
         return b"".join(self._given)
 
+    async def body(self) -> bytes:
+        """The whole body, before the application asks for it."""
+        await self._read()
+        return b"".join(message.get("body", b"") for message in self._ahead)
+
     async def digest(self) -> bytes:
         """sha256 of the whole body."""
-        await self._read()
-        digest = hashlib.sha256()
-        for message in self._ahead:
-            digest.update(message.get("body", b""))
-        return digest.digest()
+        return hashlib.sha256(await self.body()).digest()
 
     async def disconnected(self) -> None:
         """Returns when the caller has left."""

@@ -31,6 +31,7 @@ class Settings:
     auth: Auth = Auth.NONE  # not NONE: the sidecar says whose a call's bearer token is
     tenant: str = TENANT_DEFAULT  # of a call that names none
     trust_tenant_header: bool = False  # accept x-retire-tenant although the server authenticates
+    responses_store: bool = False  # vLLM keeps answers of /v1/responses for later calls
     scope_from_session: bool = False  # derive the scope from the session headers of coding agents
 
     @classmethod
@@ -52,6 +53,7 @@ class Settings:
             auth=auth,
             tenant=tenant,
             trust_tenant_header=_trust(source, auth),
+            responses_store=source.get("VLLM_ENABLE_RESPONSES_API_STORE", "0") not in ("", "0"),
             scope_from_session=_flag("RETIRE_SCOPE_FROM_SESSION", source),
         )
 

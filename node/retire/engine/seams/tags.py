@@ -68,8 +68,23 @@ def stamp(request: Any, tag: Tag | None, mode: str) -> None:
         return
     if params is None:
         raise ValueError("x-retire-scope is for generation only; leave it out for this request")
+    _check_fenceable(request, params)
     params.extra_args = {**(extra or {}), EXTRA_ARG: tag.to_wire()}
     request.cache_salt = cache_salt(tag.key.tenant, mode, request.cache_salt)
+
+
+def _check_fenceable(request: Any, params: Any) -> None:
+    if params.prompt_logprobs is not None:
+        raise ValueError(
+            "prompt_logprobs must be absent in a request with x-retire-scope (echo with logprobs "
+            "asks for them too): an inherited prefix is not computed, so it has none, and a step "
+            "that was given up leaves half of them"
+        )
+    if request.resumable:
+        raise ValueError(
+            "x-retire-scope must be absent for input that is streamed: its session outlives a "
+            "version"
+        )
 
 
 def _tagging(original: Any) -> Any:
