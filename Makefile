@@ -8,7 +8,7 @@ PY := .venv/bin/python
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test e2e images demo grid bench-gate bench-control bench-kube \
-	bench-dominance \
+	bench-dominance bench-churn \
 	scoreboard proto clean
 
 help: ## show this list
@@ -53,6 +53,9 @@ bench-control: setup ## SUPERSEDE to UNPUBLISHABLE without an engine, 1 and 64 g
 
 bench-dominance: setup ## overlap x instant x quantum: never slower than abort + prefix caching? (12 min)
 	$(PY) -m bench.dominance
+
+bench-churn: setup ## a retained prefix under cache pressure, in HBM and in DRAM (5 min)
+	$(PY) -m bench.churn
 
 bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
 	PYTHONPATH=. $(PY) -m bench.kube
