@@ -120,19 +120,20 @@ def churn(lab: Lab, requests: int = 4) -> None:
 
 def succeed(lab: Lab, key: ScopeKey, prompt: Sequence[int] = NEW) -> tuple[Stream, dict[str, Any]]:
     """The successor, run to its end, and what its receipt is told."""
-    stream = lab.submit(f"new-{key.tenant}", prompt, lab.tag(key))
+    tag = lab.tag(key)
     told = lab.certificate(key)
+    stream = lab.submit(f"new-{key.tenant}", prompt, tag)
     lab.run()
-    return stream, told if isinstance(told, dict) else told.result(timeout=0)
+    return stream, told.result(timeout=0)
 
 
 @contextlib.contextmanager
-def held(lab: Lab, way: Way) -> Iterator[None]:
-    """Transfers of one direction do not begin before the block ends."""
+def held(lab: Lab, way: Way) -> Iterator[threading.Event]:
+    """Transfers of one direction do not begin before the block ends, or the event is set."""
     gate = threading.Event()
     copier_of(lab)._threads[way].submit(gate.wait, WAIT_S)
     try:
-        yield
+        yield gate
     finally:
         gate.set()
 
