@@ -1,0 +1,1 @@
+"""The tier's parts by themselves: real memory, no engine."""
