@@ -1,11 +1,16 @@
 """The state x event grid on the real stack: every cell judged, as a table (promise C1 and others).
 
-Owns the table, the result file and the exit status. Usage: python -m bench.grid [EVENT ...]
+Every variant of ``grid_variants`` in turn, each on a stack of its own. Owns the table, the result
+file (written when all cells of all variants ran) and the exit status.
+Usage: python -m bench.grid [--variant NAME]... [EVENT ...]
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -15,7 +20,8 @@ from bench import report
 from bench.grid_cells import CELLS, Grid
 from bench.grid_events import Event
 from bench.grid_states import State
-from bench.stack import Stack, StackSettings
+from bench.grid_variants import VARIANTS, Variant
+from bench.stack import Stack
 from retire.protocol import invariants
 from retire.telemetry import history
 
@@ -24,15 +30,16 @@ if TYPE_CHECKING:
 
     from bench.grid_cells import Outcome
 
-# No cell is about the lease: it must not run out because the machine has other work.
-SETTINGS: Final = StackSettings(env={"RETIRE_LEASE_S": "20"})
+_DRAFTS: Final = re.compile(
+    r"^vllm:spec_decode_num_(draft|accepted)_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE
+)
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[Outcome], name: str) -> Table:
     """States down, events across."""
     found = {(one.event, one.state): one for one in outcomes}
     events = [event for event in Event if any(one.event is event for one in outcomes)]
-    shown = Table(title="state x event", title_justify="left")
+    shown = Table(title=f"state x event: {name}", title_justify="left")
     shown.add_column("state of the old request")
     for event in events:
         shown.add_column(event.value, justify="right")
@@ -59,41 +66,109 @@ def details(outcomes: Sequence[Outcome], console: Console) -> None:
                 console.print(f"  - {problem}", markup=False)
 
 
-def rows(outcomes: Sequence[Outcome], violations: int) -> list[report.Row]:
-    """The metrics of the goals' table, and what stands behind them."""
-    count = len(outcomes)
-    late = sum(one.late_tokens for one in outcomes)
-    return [
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one variant's grid came to."""
+
+    variant: Variant
+    outcomes: Sequence[Outcome]
+    violations: Sequence[invariants.Violation]
+    drafts: tuple[int, int] = (0, 0)  # proposed, accepted
+
+    @property
+    def failed(self) -> int:
+        """Cells that break a promise."""
+        return sum(not one.ok for one in self.outcomes)
+
+    @property
+    def late(self) -> int:
+        """Tokens of an old version that a consumer read late."""
+        return sum(one.late_tokens for one in self.outcomes)
+
+    @property
+    def ok(self) -> bool:
+        """No cell failed, the history is sound, and the variant was what its name says."""
+        return not self.failed and not self.violations and self.met
+
+    @property
+    def met(self) -> bool:
+        """With speculation: drafts were made, some of them right and some wrong."""
+        proposed, accepted = self.drafts
+        return not self.variant.drafts or 0 < accepted < proposed
+
+
+def rows(runs: Sequence[Run]) -> list[report.Row]:
+    """The metrics of the goals' table over all variants, and each variant's own."""
+    count = sum(len(run.outcomes) for run in runs)
+    found = [
         report.value("grid.cells", count, n=count),
-        report.value("grid.failed", sum(not one.ok for one in outcomes), n=count),
-        report.value("grid.late_tokens", late, n=count, unit="tokens"),
-        report.value("grid.history_violations", violations, n=count, unit="records"),
+        report.value("grid.failed", sum(run.failed for run in runs), n=count),
+        report.value("grid.late_tokens", sum(run.late for run in runs), n=count, unit="tokens"),
+        report.value(
+            "grid.history_violations",
+            sum(len(run.violations) for run in runs),
+            n=count,
+            unit="records",
+        ),
     ]
+    for run in runs:
+        name, own = f"grid.{run.variant.name}", len(run.outcomes)
+        found.append(report.value(f"{name}.cells", own, n=own, unit="cells"))
+        found.append(report.value(f"{name}.failed", run.failed, n=own, unit="cells"))
+        if run.variant.drafts:
+            proposed, accepted = run.drafts
+            found.append(report.value(f"{name}.drafts", proposed, n=own, unit="tokens"))
+            found.append(report.value(f"{name}.drafts_accepted", accepted, n=own, unit="tokens"))
+    return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run, print, write; 1 when a cell failed."""
-    console = Console()
-    events = [Event(name) for name in arguments] or list(Event)
-    console.print("starting the stack (registry, sidecar, vLLM) ...")
+def run_variant(variant: Variant, events: Sequence[Event], console: Console) -> Run:
+    """Start the variant's stack, run its cells and show them."""
+    console.print(f"starting the stack of {variant.name} (registry, sidecar, vLLM) ...")
     outcomes: list[Outcome] = []
-    with Stack(SETTINGS) as stack:
-        grid = Grid(stack)
+    with Stack(variant.settings) as stack:
+        grid = Grid(stack, variant)
         for event, state in CELLS:
             if event in events:
                 outcomes.append(grid.cell(event, state))
                 word = "ok" if outcomes[-1].ok else "FAILED"
-                console.print(f"{event.value} x {state.value}: {word}", highlight=False)
+                console.print(f"{variant.name}: {event.value} x {state.value}: {word}")
         violations = invariants.check(invariants.in_order(history.read(stack.history)))
-    console.print(table(outcomes))
+        run = Run(variant, outcomes, violations, drafts(stack))
+    console.print(table(outcomes, variant.name))
     details(outcomes, console)
     for broken in violations:
         console.print(f"history: {broken.name}: {broken.message}", markup=False)
-    if events == list(Event):
-        seconds = {"cell_s": [one.seconds for one in outcomes]}
-        path = report.write("grid", rows(outcomes, len(violations)), device="cpu", samples=seconds)
+    if not run.met:
+        console.print(f"{variant.name}: {run.drafts} drafts proposed and accepted", markup=False)
+    return run
+
+
+def drafts(stack: Stack) -> tuple[int, int]:
+    """Draft tokens proposed and accepted so far, by vLLM's own counters."""
+    text = stack.http.get("/metrics").raise_for_status().text
+    found = {kind: int(float(count)) for kind, count in _DRAFTS.findall(text)}
+    return found.get("draft", 0), found.get("accepted", 0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, print, write; 1 when a cell failed."""
+    console = Console(highlight=False)
+    chosen = argparse.ArgumentParser(prog="bench.grid", description=__doc__)
+    chosen.add_argument("event", nargs="*", choices=[one.value for one in Event])
+    chosen.add_argument("--variant", action="append", choices=list(VARIANTS))
+    options = chosen.parse_args(arguments)
+    events = [Event(name) for name in options.event] or list(Event)
+    runs = [
+        run_variant(variant, events, console)
+        for name, variant in VARIANTS.items()
+        if name in (options.variant or VARIANTS)
+    ]
+    if events == list(Event) and len(runs) == len(VARIANTS):
+        seconds = {f"{r.variant.name}.cell_s": [o.seconds for o in r.outcomes] for r in runs}
+        path = report.write("grid", rows(runs), device="cpu", samples=seconds)
         console.print(f"written: {path}")
-    return int(bool(violations) or not all(one.ok for one in outcomes))
+    return int(not all(run.ok for run in runs))
 
 
 if __name__ == "__main__":

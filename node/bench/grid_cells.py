@@ -16,6 +16,7 @@ from bench import grid_checks
 from bench.grid_events import Event, happen
 from bench.grid_scene import NEW_PROMPT, NEW_TOKENS, OLD_PROMPT, scene
 from bench.grid_states import LONG, Missed, State, reach
+from bench.grid_variants import PLAIN, Variant
 from bench.grid_wire import Stuck
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class Outcome:
 class Grid:
     """The cells of one stack."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, variant: Variant = PLAIN) -> None:
         self._stack = stack
+        self._variant = variant
         self._pids = stack.pids
         self.clean = grid_checks.Reference(
             old=self._clean_run(OLD_PROMPT, LONG), new=self._clean_run(NEW_PROMPT, NEW_TOKENS)
@@ -91,7 +93,7 @@ class Grid:
         tenant = f"{event.value}-{state.name.lower().replace('_', '-')}-{next(_NUMBERS)}"
         seen: Seen | None = None
         try:
-            with scene(self._stack, tenant) as one:
+            with scene(self._stack, tenant, self._variant) as one:
                 try:
                     reach(one, state)
                     seen = happen(one, state, event)
@@ -114,7 +116,8 @@ class Grid:
         return problems
 
     def _clean_run(self, prompt: list[int], tokens: int) -> tuple[int, ...]:
-        answer = self._stack.complete(prompt, max_tokens=tokens, return_token_ids=True)
+        counted = {"return_token_ids": True, **self._variant.sampling}
+        answer = self._stack.complete(prompt, max_tokens=tokens, **counted)
         return tuple(answer["choices"][0]["token_ids"])
 
 

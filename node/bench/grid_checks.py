@@ -149,6 +149,8 @@ def _receipt(seen: Seen, receipt: Mapping[str, Any] | None, *, trace: bool = Tru
         yield f"gates: {receipt['gates']}"
     if not all(part["closed"] for part in receipt["participants"]) or not receipt["participants"]:
         yield f"participants: {receipt['participants']}"
+    if len(receipt["participants"]) != seen.variant.ranks * seen.variant.groups:
+        yield f"{len(receipt['participants'])} participants"
     if not receipt["certified_tokens"] <= receipt["inheritable_tokens"]:
         yield "more tokens certified than inheritable"
     if len(receipt["requests"]) != 1:
@@ -165,20 +167,26 @@ def _retired(seen: Seen, request: Mapping[str, Any]) -> Iterator[str]:
     if request["state"] not in states:
         yield f"the request was {request['state']!r}, not {' or '.join(sorted(states))}"
     yield from _differences("retired request", {"prompt_tokens": PROMPT}, request)
-    written = _frontier(seen)
+    low, high = _frontier(seen)
     # A step that was abandoned takes the block that it would have written with it.
-    if not written // BLOCK * BLOCK <= request["frontier_tokens"] <= written:
-        yield f"the frontier is {request['frontier_tokens']}; {written} tokens were written"
+    if not low // BLOCK * BLOCK <= request["frontier_tokens"] <= high:
+        yield f"the frontier is {request['frontier_tokens']}; {low} to {high} tokens were written"
     got = len(seen.old.tokens) - 1
     told = -1 if request["last_published_index"] is None else request["last_published_index"]
     if told != got and not (gone and told >= got):  # a consumer that left may have missed some
         yield f"last_published_index {request['last_published_index']}, but {got + 1} tokens came"
 
 
-def _frontier(seen: Seen) -> int:
-    """Tokens whose KV the old version has written, from the engine's records of its steps."""
+def _frontier(seen: Seen) -> tuple[int, int]:
+    """Tokens whose KV the old version has written, from the engine's records of its steps.
+
+    The fewest and the most: a step that verifies drafts writes one token or one more for each. What
+    its consumer has, it has written, but the last token.
+    """
     steps = written_steps(seen)
-    return min(steps, CHUNKS) * QUANTUM + max(0, steps - CHUNKS)
+    prompt, decoded = min(steps, CHUNKS) * QUANTUM, max(0, steps - CHUNKS)
+    known = PROMPT + len(seen.old.tokens) - 1 if decoded and seen.variant.drafts else 0
+    return max(prompt + decoded, known), prompt + decoded * (1 + seen.variant.drafts)
 
 
 def _schema(receipt: Mapping[str, Any]) -> Iterator[str]:
@@ -190,7 +198,7 @@ def _schema(receipt: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _inherited(seen: Seen, receipt: Mapping[str, Any]) -> Iterator[str]:
-    kept = min(_frontier(seen), COMMON) // BLOCK * BLOCK
+    kept = min(_frontier(seen)[0], COMMON) // BLOCK * BLOCK
     short = kept < COMMON
     want = {
         "inheritable_tokens": COMMON,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.grid_scene import NEW_PROMPT, NEW_TOKENS, SCOPE, SETTLE_S
 from bench.grid_states import State
+from bench.grid_variants import PLAIN, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ class Seen:
     event: Event
     old: Connection
     before: Progress  # of the engine, when the event was sent
+    variant: Variant = PLAIN
     answers: list[Connection] = field(default_factory=list)  # to the event, in the order sent
     again: Connection | None = None  # to the duplicate that came later
     mark: int | None = None  # tokens the consumer had when the first answer was read
@@ -60,7 +62,7 @@ class Seen:
 def happen(scene: Scene, state: State, event: Event) -> Seen:
     """Let the event happen, and look. Stuck when something never comes."""
     assert scene.old is not None
-    seen = Seen(state, event, scene.old, scene.tail.read())
+    seen = Seen(state, event, scene.old, scene.tail.read(), scene.variant)
     if event is Event.DISCONNECT:
         _disconnect(scene, seen)
     else:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from bench.grid_progress import HistoryTail
+from bench.grid_variants import PLAIN, Variant
 from bench.grid_wire import Call, Connection, pump
+from bench.stack_processes import below
 from bench.tiny_models import VOCABULARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.stack import Stack
 
@@ -55,7 +57,8 @@ class Scene:
     stack: Stack
     tenant: str
     tail: HistoryTail
-    engine_pid: int
+    engine_pids: Sequence[int]  # EngineCore and, of several ranks, their processes
+    variant: Variant = PLAIN
     old: Connection | None = None
     fillers: list[Connection] = field(default_factory=list)
     frozen: bool = False
@@ -70,7 +73,8 @@ class Scene:
 
     def completion(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """The body of a stream whose tokens can be counted."""
-        return self.stack.body(prompt, max_tokens=max_tokens, stream=True, return_token_ids=True)
+        counted = {"stream": True, "return_token_ids": True, **self.variant.sampling}
+        return self.stack.body(prompt, max_tokens=max_tokens, **counted)
 
     def tagged(self, prompt: list[int], max_tokens: int) -> Connection:
         """A completion of the scope at its current version."""
@@ -99,14 +103,16 @@ class Scene:
     # --- the engine -----------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Stop the engine process where it is."""
-        os.kill(self.engine_pid, signal.SIGSTOP)
+        """Stop the engine where it is, every process of it."""
+        for pid in self.engine_pids:
+            os.kill(pid, signal.SIGSTOP)
         self.frozen = True
 
     def thaw(self) -> None:
         """Let it go on; nothing when it runs."""
         if self.frozen:
-            os.kill(self.engine_pid, signal.SIGCONT)
+            for pid in self.engine_pids:
+                os.kill(pid, signal.SIGCONT)
             self.frozen = False
 
     def fill(self) -> None:
@@ -152,9 +158,11 @@ class Scene:
 
 
 @contextmanager
-def scene(stack: Stack, tenant: str) -> Iterator[Scene]:
+def scene(stack: Stack, tenant: str, variant: Variant = PLAIN) -> Iterator[Scene]:
     """A scene for one attempt; closed whatever happens."""
-    made = Scene(stack, tenant, HistoryTail(stack.history, tenant), stack.pids["enginecore"])
+    engine = stack.pids["enginecore"]
+    pids = (engine, *below(engine)) if variant.ranks > 1 else (engine,)
+    made = Scene(stack, tenant, HistoryTail(stack.history, tenant), pids, variant)
     try:
         yield made
     finally:

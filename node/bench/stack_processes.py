@@ -39,6 +39,11 @@ def _of(command: int, children: dict[int, list[int]]) -> dict[str, int]:
     return {"api": command} | ({"enginecore": below[0]} if below else {})
 
 
+def below(pid: int) -> list[int]:
+    """The children of a process, those that only track resources left out."""
+    return [one for one, parent, _ in processes() if parent == pid and not _is_tracker(one)]
+
+
 def command_line(pid: int) -> list[str]:
     """The argv of a process; empty once it has ended."""
     try:
