@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from retire.engine.tier import arena, copier
+from retire.engine.tier import arena
 from retire.engine.tier.arena import Arena, NoHostMemory
 from retire.engine.tier.copier import Copier
 from retire.engine.tier.devices import CpuPages, Way
@@ -42,7 +42,7 @@ def pages(
     """A copier with room for 16 rows."""
     if request.param != "one slab":
         monkeypatch.setattr(arena, "SLAB_BYTES", 2 * ROW)
-        monkeypatch.setattr(copier, "GATHER_BYTES", 4096)
+        monkeypatch.setattr(CpuPages, "gather_bytes", 4096)
     made = Copier(views, CpuPages(), 16 * ROW)
     yield made
     made.close()
@@ -50,8 +50,7 @@ def pages(
 
 def done(pages: Copier, order: Offload | Restore) -> Done:
     """Run one job to its end."""
-    pages.exchange(Orders(begin=[order]))
-    (ended,) = pages.wait()
+    (ended,) = pages.exchange(Orders(begin=[order])) + pages.wait()
     return ended
 
 
@@ -96,7 +95,7 @@ def test_a_cancelled_job_gives_its_memory_back(pages: Copier) -> None:
     """It ends by itself, and is answered."""
     gate = threading.Event()
     pages._threads[Way.OUT].submit(gate.wait, 10)
-    assert pages.exchange(Orders(begin=[Offload(1, IDS)], cancel=[1])) == []
+    assert pages.exchange(Orders(begin=[Offload(1, IDS)], cancel=[1])) == []  # held up
     gate.set()
     (ended,) = pages.wait()
     assert (ended.error, ended.tags, pages.arena.used_rows) == ("cancelled", (), 0)
@@ -107,9 +106,10 @@ def test_nothing_waits_for_a_transfer(pages: Copier) -> None:
     done(pages, Offload(1, IDS))
     gate = threading.Event()
     pages._threads[Way.OUT].submit(gate.wait, 10)
-    pages.exchange(Orders(begin=[Offload(2, IDS[:2]), Restore(3, 1, (0,), (1,))]))
+    ended = pages.exchange(Orders(begin=[Offload(2, IDS[:2]), Restore(3, 1, (0,), (1,))]))
     pages._threads[Way.IN].submit(lambda: None).result(timeout=10)
-    assert [ended.job for ended in pages.exchange(Orders())] == [3]
+    ended += pages.exchange(Orders())
+    assert [one.job for one in ended] == [3]
     gate.set()
     assert [ended.job for ended in pages.wait()] == [2]
 

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from retire.engine.tier.devices import PageDevice
     from retire.engine.tier.orders import Orders, Restore
 
-GATHER_BYTES: Final = 64 * 2**20  # gathered at once, on the device: bounds scratch memory
 _LANE = torch.int64
 
 
@@ -164,7 +163,7 @@ class Copier:
         """The pages at ``positions`` (ascending) of a copy, in pieces that are one transfer."""
         if copy not in self.copies:
             raise NoHostMemory(f"there is no copy {copy}")
-        most = max(1, GATHER_BYTES // max(self.segments))
+        most = max(1, self._pages.gather_bytes // max(self.segments))
         start = done = 0
         for extent in self.copies[copy]:
             here = [p - start for p in positions if start <= p < start + extent.rows]

@@ -28,6 +28,11 @@ class Way(Enum):
 class PageDevice(Protocol):
     """What a copier needs of the device that holds the KV cache."""
 
+    @property
+    def gather_bytes(self) -> int:
+        """How much is best gathered at once: it bounds scratch memory, too."""
+        ...
+
     def mark(self) -> Any:
         """The work launched so far. Called by the thread that launches steps."""
 
@@ -46,6 +51,8 @@ class PageDevice(Protocol):
 class CpuPages:
     """The KV cache is host memory itself: a transfer is a copy by the calling thread."""
 
+    gather_bytes = 256 * 2**10  # stays in a core's cache until its digest is taken
+
     def mark(self) -> None:
         """A step on the CPU has ended when the next call is served."""
 
@@ -63,6 +70,8 @@ class CpuPages:
 
 class CudaPages:
     """Two side streams of low priority, and pinned host memory."""
+
+    gather_bytes = 64 * 2**20  # few launches
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
