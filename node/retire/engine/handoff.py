@@ -230,8 +230,17 @@ def receipt_of(facts: Facts) -> Receipt:
         error=outcome.error if isinstance(outcome, Refused) else None,
         trace_id=facts.order.trace_id,
         replayed=facts.committed.replayed,
-        extra={"missing": list(facts.fenced.missing)} if facts.fenced.missing else {},
+        extra=_extra(facts),
     )
+
+
+def _extra(facts: Facts) -> dict[str, object]:
+    extra: dict[str, object] = {}
+    if facts.fenced.missing:
+        extra["missing"] = list(facts.fenced.missing)
+    if restore := (facts.certificate or {}).get("restore"):
+        extra["restore"] = restore  # what became of the copy in host memory
+    return extra
 
 
 def inherits(contract: Contract) -> bool:

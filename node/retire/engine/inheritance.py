@@ -296,6 +296,10 @@ class Inheritance:
         """Physical blocks pinned for a scope."""
         return self.retained.pinned_for(key)
 
+    def kept_for(self, key: ScopeKey) -> int:
+        """Blocks kept for a scope: pinned ones, or else those at rest on the host."""
+        return self.pinned_for(key) or self.tier.pages_for(key)
+
     def audit(self) -> list[str]:
         """Faults between ledger, block pool and host budget: empty when sound."""
         return self.retained.audit() + self.tier.audit()

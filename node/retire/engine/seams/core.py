@@ -213,7 +213,7 @@ def _fenced(scheduler: Any, key: ScopeKey, records: list[Record]) -> dict[str, A
         ],
         "residual_ms": max(residuals, default=None),
         **_branch(records),
-        "pinned_blocks": scheduler.inheritance.pinned_for(key),
+        "pinned_blocks": scheduler.inheritance.kept_for(key),
         "quota_left": scheduler.inheritance.ledger.left(key.tenant),
         "host": _kept_on_host(scheduler.inheritance.tier, key),
     }
