@@ -8,7 +8,7 @@ PY := .venv/bin/python
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test e2e images demo grid bench-gate bench-control bench-kube \
-	bench-dominance bench-churn \
+	bench-dominance bench-churn bench-copies \
 	scoreboard proto clean
 
 help: ## show this list
@@ -56,6 +56,9 @@ bench-dominance: setup ## overlap x instant x quantum: never slower than abort +
 
 bench-churn: setup ## a retained prefix under cache pressure, in HBM and in DRAM (5 min)
 	$(PY) -m bench.churn
+
+bench-copies: setup ## transfers of the DRAM tier against plain copies (1 min)
+	$(PY) -m bench.copies
 
 bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
 	PYTHONPATH=. $(PY) -m bench.kube
