@@ -155,10 +155,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run, print, write; 1 when a cell failed."""
     console = Console(highlight=False)
     chosen = argparse.ArgumentParser(prog="bench.grid", description=__doc__)
-    chosen.add_argument("event", nargs="*", choices=[one.value for one in Event])
+    chosen.add_argument("event", nargs="*", type=Event)
     chosen.add_argument("--variant", action="append", choices=list(VARIANTS))
     options = chosen.parse_args(arguments)
-    events = [Event(name) for name in options.event] or list(Event)
+    events = options.event or list(Event)
     runs = [
         run_variant(variant, events, console)
         for name, variant in VARIANTS.items()
