@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 OUTCOMES_MAX: Final = 1024
 EXPECTED_MAX: Final = 8192  # scopes whose successor somebody waits for
 UNREPORTED_SCOPES_MAX: Final = 4096
+REPORTED_MAX: Final = 1024  # requests of one scope that a receipt tells of
 
 
 @dataclass(slots=True)
@@ -88,10 +89,18 @@ class Inheritance:
         record = record_of(request, tag, chain, end)
         if end.superseded:
             self.retained.keep(record)
-        self._unreported.setdefault(record.key, deque(maxlen=RECORDS_PER_SCOPE)).append(record)
+        self._note(record)
+        self.retained.remember(record)
+
+    def _note(self, record: Record) -> None:
+        """For the next receipt: every request that it ended, the newest of those that had ended."""
+        unreported = self._unreported.setdefault(record.key, deque(maxlen=REPORTED_MAX))
+        unreported.append(record)
+        finished = [other for other in unreported if other.state == "finished"]
+        if len(finished) > RECORDS_PER_SCOPE:
+            unreported.remove(finished[0])
         if len(self._unreported) > UNREPORTED_SCOPES_MAX:
             self._unreported.popitem(last=False)
-        self.retained.remember(record)
 
     def fence(
         self, key: ScopeKey, version: Version, contract: Contract | None, *, terminal: bool
