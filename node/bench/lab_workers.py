@@ -89,3 +89,15 @@ def pages(model_runner: Any, blocks: int, block_id: int) -> Iterator[Any]:
     """The parts of each layer's cache that belong to a block."""
     for cache in model_runner.kv_caches:
         yield cache.select(0 if cache.shape[0] == blocks else 1, block_id)
+
+
+def spoil_copy(worker: Any, rank: int, copy: int) -> None:
+    """Negative control: one bit of a copy in host memory changes, on one rank."""
+    import torch
+    from vllm.distributed import parallel_state
+
+    if parallel_state.get_world_group().rank != rank:
+        return
+    copier = worker._retire_copier
+    with torch.inference_mode():
+        copier.arena.segment(copier.copies[copy][0], 0)[0, 0] ^= 1
