@@ -60,6 +60,9 @@ bench-churn: setup ## a retained prefix under cache pressure, in HBM and in DRAM
 bench-copies: setup ## transfers of the DRAM tier against plain copies (1 min)
 	$(PY) -m bench.copies
 
+bench-replay: setup ## agents that revise in bursts, beside abort and resend (SESSIONS=FILE: recorded ones)
+	$(PY) -m bench.replay $(if $(SESSIONS),--sessions $(SESSIONS))
+
 bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
 	PYTHONPATH=. $(PY) -m bench.kube
 

@@ -99,11 +99,13 @@ def _why(sweep: Sweep, cell: Cell, ratio: float) -> str:
 
 
 def _reason(sweep: Sweep, cell: Cell, best: Cell, more: int) -> str:
-    same = sweep.ratio(cell, same_quantum=True)
+    same = f"at its own quantum the ratio is {sweep.ratio(cell, same_quantum=True):.2f}"
     if _interval(sweep, [cell])[1] >= 1.0:
         return "Within the noise of this run: the interval reaches 1."
-    if best.quantum != cell.quantum and same >= 1.0:
-        return f"Chunk size: at its own quantum native is no faster ({same:.2f})."
+    if best.quantum < cell.quantum:
+        return f"Coarse steps: native's shorter one ends sooner after the revision; {same}."
+    if best.quantum > cell.quantum:
+        return f"Fine steps: the same tokens take more of them than native takes; {same}."
     if more < 0:
         return "The fence gave up tokens of the running step that the successor shares."
     return "No tokens were lost: the fixed cost of a transition shows in a short recovery."

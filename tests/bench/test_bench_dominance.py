@@ -63,7 +63,7 @@ def test_native_is_taken_at_its_best_quantum():
     assert made["compose.worst_cell_vs_prefix"].met is False
     assert made["compose.worst_cell_same_quantum"].ratio == pytest.approx(1.0)
     (line,) = below_one(sweep)
-    assert "Chunk size" in line and line.startswith("0.80 [0.80, 0.80]")
+    assert "Coarse steps" in line and "is 1.20" in line and line.startswith("0.80 [0.80, 0.80]")
 
 
 def test_a_cell_within_noise_says_so():
