@@ -380,3 +380,19 @@ def test_a_bystander_is_untouched(dram: Lab) -> None:
     assert dram.page_digests("beside", tokens=128) == before
     dram.run()
     assert distance(beside, alone) < TOLERANCE
+
+
+def test_a_kv_connector_and_the_tier_do_not_coexist(dram: Lab) -> None:
+    """Said at start, by name; such a contract is then answered with HBM and the reason."""
+    import copy
+
+    from vllm.config import KVTransferConfig
+
+    from retire.engine.seams import host_copies
+
+    config = copy.copy(dram.scheduler.vllm_config)
+    assert host_copies.unfit(config) is None
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="OffloadingConnector", kv_role="kv_both"
+    )
+    assert "do not coexist" in str(host_copies.unfit(config))

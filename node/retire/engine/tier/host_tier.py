@@ -8,6 +8,7 @@ into fresh blocks (``restores``). Decides and keeps account; transfers are the w
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from retire.protocol.contract import Contract
     from retire.protocol.versions import ScopeKey
 
+_log = logging.getLogger("retire.engine")
 REFUSALS_MAX: Final = 4096  # scopes
 
 
@@ -85,6 +87,8 @@ class HostTier:
         self.off = unfit if self.settings.bytes else "it is switched off"
         if self.off is None:
             self._workers = connect()
+        else:
+            _log.warning("no DRAM tier: %s; contracts that ask for it keep HBM", self.off)
 
     @property
     def chronicle(self) -> Chronicle:
