@@ -50,7 +50,7 @@ def paper_shape(*, block: int) -> Shape:
 def quick(root: Path) -> Options:
     """Seconds: a tenth of the size, two points."""
     shape = Shape(768, 640, 128, capacity=1536, churn=128, quantum=256, block=32)
-    return Options("qwen3-tiny", shape, 2, (0.5, 1.0), root)
+    return Options("qwen3-tiny", shape, 1, (0.5, 1.0), root)
 
 
 def measure(subject: Subject, options: Options, arms: list[Arm], console: Console) -> Campaign:

@@ -167,7 +167,7 @@ def faults(made: Sequence[Row]) -> list[str]:
 
 def quick(root: Path) -> Options:
     """Seconds: two overlaps, one instant, a tiny model."""
-    return Options("qwen3-tiny", 512, (128, 256), 2, (0.5, 0.9), (0.7,), root=root)
+    return Options("qwen3-tiny", 512, (128, 256), 1, (0.5, 0.9), (0.7,), root=root)
 
 
 def _options(arguments: Sequence[str] | None) -> Options:

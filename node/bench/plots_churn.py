@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LOOKS = {
     Arm.PREFIX: (plots.NATIVE, "s", "--"),
     Arm.HBM: (plots.OURS, "o", "-"),
-    Arm.DRAM: (plots.SECOND, "^", "-"),
+    Arm.DRAM: (plots.SECOND, "^", "-."),
 }
 
 
@@ -27,9 +27,10 @@ def draw(campaign: Campaign, path: Path, *, note: str) -> Path:
     _speedups(left, campaign)
     _kept(right, campaign)
     for axis in (left, right):
-        axis.set_xlabel("churn before the successor (share of the KV capacity)")
+        axis.set_xlabel("churn before the successor (tokens / KV capacity)")
         axis.grid(axis="y", color=plots.PALE, zorder=0)
         axis.set_axisbelow(True)
+    made.legend(*right.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return plots.save(made, path, note=note)
 
 
@@ -42,12 +43,9 @@ def _speedups(axis: Any, campaign: Campaign) -> None:
     edge = campaign.pressures()[0]
     axis.annotate("cold / full hit", (edge, campaign.limit()), xytext=(0, -10),
                   textcoords="offset points", fontsize=7.5, color="#555555")  # fmt: skip
-    axis.annotate("native prefix caching", (edge, 1), xytext=(0, -10),
-                  textcoords="offset points", fontsize=7.5, color=plots.NATIVE)  # fmt: skip
     axis.set_ylim(bottom=0)
     axis.set_ylabel("recovery: times faster than native\nabort + prefix caching")
     axis.set_title("(a) Recovery after churn")
-    axis.legend(loc="center left")
 
 
 def _kept(axis: Any, campaign: Campaign) -> None:
@@ -57,7 +55,6 @@ def _kept(axis: Any, campaign: Campaign) -> None:
     axis.set_ylim(bottom=-0.03 * axis.get_ylim()[1])
     axis.set_ylabel("tokens of the prefix that the\nsuccessor need not compute")
     axis.set_title("(b) State still there")
-    axis.legend(loc="center left")
 
 
 def _line(axis: Any, campaign: Campaign, arm: Arm, read: Callable[[float], list[float]]) -> None:
