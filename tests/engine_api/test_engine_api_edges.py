@@ -223,7 +223,16 @@ async def test_the_history_records_what_went_out_and_nothing_after_the_switch(no
             assert publication is not None
             deliveries = Deliveries("r")
             publication.consumers.append(
-                type("C", (), {"request_id": "r", "deliveries": deliveries, "wake": _nothing})()
+                type(
+                    "C",
+                    (),
+                    {
+                        "request_id": "r",
+                        "deliveries": deliveries,
+                        "wake": _nothing,
+                        "prompt_tokens": 3,
+                    },
+                )()
             )
 
             async def counting(message: Any) -> None:

@@ -131,6 +131,7 @@ async def test_the_terminal_event_is_the_last_thing_said(node: Node, why: Ended,
     assert last["error"] | {"message": ""} == {
         "code": code, "type": "conflict", "message": "", "scope": "plan",
         "version": "1.4", "current": "1.5", "last_published_index": None,
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
     }  # fmt: skip
     assert "[DONE]" not in text
     assert text.count("error") == 1

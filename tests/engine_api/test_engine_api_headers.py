@@ -37,6 +37,10 @@ def _claim(
             Claim(ScopeKey("team-a", "plan"), None),
         ),
         ((("x-retire-scope", "план/α b"),), Claim(ScopeKey("default", "план/α b"), None)),
+        (
+            (("x-retire-scope", "part"), ("x-retire-parent", "plan α")),
+            Claim(ScopeKey("default", "part"), None, parent="plan α"),
+        ),
         ((("session-id", "s"),), None),  # only where the node derives scopes from sessions
     ],
 )
@@ -64,6 +68,10 @@ def test_a_session_header_names_the_scope_where_the_node_says_so(name: str) -> N
         ((("x-retire-scope", b"\xff\xfe"),), "x-retire-scope", "UTF-8"),
         ((("x-retire-scope", "a"), ("x-retire-scope", "b")), "x-retire-scope", "given once"),
         ((("x-retire-version", "1.4"),), "x-retire-scope", "present"),
+        ((("x-retire-parent", "plan"),), "x-retire-scope", "present when x-retire-parent is"),
+        ((("x-retire-scope", "a"), ("x-retire-parent", "a")), "x-retire-parent", "another scope"),
+        ((("x-retire-scope", "a"), ("x-retire-parent", "")), "x-retire-parent", "1 to 255 bytes"),
+        ((("x-retire-scope", "a"), ("x-retire-parent", b"\xff")), "x-retire-parent", "UTF-8"),
         ((("x-retire-scope", "a"), ("x-retire-version", "4")), "x-retire-version", "term.epoch"),
         ((("x-retire-scope", "a"), ("x-retire-version", "1.-4")), "x-retire-version", "term.epoch"),
         ((("x-retire-scope", "a"), ("x-retire-version", "01.4")), "x-retire-version", "term.epoch"),

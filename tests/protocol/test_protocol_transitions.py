@@ -224,7 +224,9 @@ def test_an_observer_acks_and_fences_but_answers_nobody() -> None:
     observed = s.feed(VersionObserved(Change.SUPERSEDE, V1, 1, gates=(LOCAL,)))
     assert s.kinds(observed) == ["StoreVersion", "SwitchGates", "FenceEngine", "WatchFence"]
     rest = s.feed(GateAcked("a/api", V1), FenceReceipt("a", V1), RetentionEnded(V1))
-    assert s.kinds(rest) == ["ReportAck", "WatchRetention", "ReclaimNode"]
+    assert s.kinds(rest) == ["ReportAck", "AnswerFenced", "WatchRetention", "ReclaimNode"]
+    fenced = next(effect for effect in rest if isinstance(effect, do.AnswerFenced))
+    assert fenced.calls == (), "for the receipt of a scope that another one's commit moved"
 
 
 def test_a_replay_is_answered_when_its_gates_are_accounted_for_again() -> None:

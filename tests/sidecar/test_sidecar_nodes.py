@@ -5,6 +5,7 @@ measured.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +17,10 @@ import pytest_asyncio
 from sidecar_world import LEASE_S, Gate, Sidecar, Story, collected, eventually
 
 from retire.mailbox import GateState
+from retire.protocol.codec import receipt_from_dict
 from retire.protocol.contract import Contract, Inherit
-from retire.protocol.history import CommitMade
+from retire.protocol.errors import InvalidField, UnknownScope
+from retire.protocol.history import Acknowledged, CommitMade
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.client import AsyncRegistry
 from retire.registry.embedded import EmbeddedServer
@@ -252,3 +255,36 @@ async def test_watchers_on_the_other_node_see_the_receipt(pair: Pair):
 
     await eventually(kinds, lambda k: k == ["supersede", "receipt"], 5)
     following.cancel()
+
+
+async def test_a_scope_says_what_it_is_part_of(pair: Pair):
+    """Joined with a parent: the registry knows it, a change of the parent moves it, and each has
+    its own receipt; another parent, a circle or an unknown one is refused and changes nothing."""
+    client, child = pair.gate_a.client, pair.scope("part")
+    await client.join(child)  # an orphan so far
+    for _ in range(2):  # asking twice is asking once
+        await client.join(child, parent=pair.key.scope)
+    assert (await client.inspect(child)).parent == pair.key.scope
+    other = pair.scope("other")
+    await client.join(other)
+    for parent, error, said in (
+        (other.scope, InvalidField, "a parent never changes"),
+        ("nobody", UnknownScope, "no scope 'nobody'"),
+    ):
+        with pytest.raises(error, match=said):
+            await client.join(child, parent=parent)
+    with pytest.raises(InvalidField, match="x-retire-parent must be a scope that is not below"):
+        await client.join(pair.key, parent=child.scope)
+    await pair.story.supersede(FIRST)
+
+    async def receipts() -> list[str]:
+        return list((await client.inspect(child)).receipts_json)
+
+    (own,) = await eventually(receipts, bool, 5)
+    receipt = receipt_from_dict(json.loads(own))
+    assert (receipt.key, receipt.from_version, receipt.to_version) == (child, FIRST, Version(1, 1))
+    assert receipt.extra == {"ancestor": pair.key.scope}
+    assert [gate.outcome.value for gate in receipt.gates] == ["acked"]
+    assert list((await client.inspect(other)).receipts_json) == []
+    told = {r.key for r in read(pair.gate_a.sidecar.history) if isinstance(r, Acknowledged)}
+    assert {pair.key, child} <= told and other not in told

@@ -25,6 +25,7 @@ HEADER_TENANT: Final = "x-retire-tenant"
 HEADER_TOKEN: Final = "x-retire-token"
 HEADER_AUTHORIZATION: Final = "authorization"
 HEADER_ON_NEW_INPUT: Final = "x-retire-on-new-input"
+HEADER_PARENT: Final = "x-retire-parent"
 HEADER_IDEMPOTENCY: Final = "idempotency-key"
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"
@@ -51,13 +52,17 @@ class Address:
     scope: str
     tenant: str | None
     on_new_input: Policy | None = field(default=None, compare=False)  # of new inputs sent to it
+    parent: str | None = field(default=None, compare=False)  # the scope it is part of
 
     def __post_init__(self) -> None:
-        ScopeKey(self.tenant if self.tenant is not None else "default", self.scope)
+        for name in (self.scope, self.parent if self.parent is not None else self.scope):
+            ScopeKey(self.tenant if self.tenant is not None else "default", name)
 
     def headers(self, version: Version | None = None) -> dict[str, str]:
         """The tag of an OpenAI call. Without ``version``: whatever is current, as a new input."""
         headers = {HEADER_SCOPE: self.scope}
+        if self.parent is not None:
+            headers[HEADER_PARENT] = self.parent
         if version is not None:
             headers[HEADER_VERSION] = str(version)
         elif self.on_new_input is not None:

@@ -53,15 +53,22 @@ class Retire:
         self._floors: dict[calls.Address, VersionFloor] = {}
 
     def scope(
-        self, name: str, *, tenant: str | None = None, on_new_input: Policy | None = None
+        self,
+        name: str,
+        *,
+        tenant: str | None = None,
+        on_new_input: Policy | None = None,
+        parent: str | None = None,
     ) -> Scope:
         """The work replaced together. Nothing is sent; handles of one scope share its version.
 
+        ``parent``: the scope it becomes part of with its first call, for ever; a change of the
+        parent moves it too.
         ``on_new_input``: what becomes of this handle's chats and completions while others of the
         scope run, unless the scope has a policy of its own.
         """
         owner = tenant if tenant is not None else self._tenant
-        address = calls.Address(name, owner, on_new_input)
+        address = calls.Address(name, owner, on_new_input, parent)
         floor = self._floors.setdefault(address, VersionFloor())
         return Scope(self, address, floor)
 

@@ -33,6 +33,7 @@ class Known:
 
     tag: Tag
     policy: Policy | None
+    parent: str | None  # as a call of this process has said; None: none has
     heard_s: float  # when, on the monotonic clock
 
 
@@ -47,12 +48,13 @@ class Admissions:
         """The tag a call gets; VersionConflict (stale or future), ScopeClosed or Unavailable."""
         mailbox = self._link.mailbox()
         known = self._known.get(claim.key)
-        if known is not None and mailbox.gate(known.tag.slot) is GateState.OPEN:
+        placed = known is not None and claim.parent in (None, known.parent)
+        if known is not None and placed and mailbox.gate(known.tag.slot) is GateState.OPEN:
             tag = await self._fresh(known)
             if claim.version is not None and claim.version != tag.version:
                 raise VersionConflict(claim.key, expected=claim.version, current=tag.version)
             return tag
-        return await self._join(claim.key, claim.version)
+        return await self._join(claim.key, claim.version, claim.parent)
 
     def policy(self, key: ScopeKey) -> Policy | None:
         """The scope's own policy for new input, as last heard."""
@@ -61,7 +63,9 @@ class Admissions:
 
     def keep(self, tag: Tag) -> None:
         """Remember a tag learned otherwise (a SUPERSEDE made here); its policy is asked for."""
-        self._keep(Known(tag, self.policy(tag.key), heard_s=float("-inf")))
+        known = self._known.get(tag.key)
+        parent = known.parent if known is not None else None
+        self._keep(Known(tag, self.policy(tag.key), parent, heard_s=float("-inf")))
 
     def forget(self, key: ScopeKey) -> None:
         """The scope's version changed."""
@@ -92,14 +96,16 @@ class Admissions:
             del self._known[next(iter(self._known))]
         self._known[known.tag.key] = known
 
-    async def _join(self, key: ScopeKey, version: Version | None) -> Tag:
+    async def _join(self, key: ScopeKey, version: Version | None, parent: str | None = None) -> Tag:
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                joined = await self._link.client().join(key, version)
+                joined = await self._link.client().join(key, version, parent=parent)
         except TimeoutError:
             raise Unavailable(
                 f"the sidecar did not answer within {JOIN_TIMEOUT_S:g} s; retry"
             ) from None
         tag = Tag(Authority(key, joined.version, joined.generation), slot_ref(joined.slot))
-        self._keep(Known(tag, joined.policy, time.monotonic()))
+        known = self._known.get(key)
+        parent = parent if parent is not None else known.parent if known is not None else None
+        self._keep(Known(tag, joined.policy, parent, time.monotonic()))
         return tag

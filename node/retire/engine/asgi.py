@@ -266,6 +266,7 @@ def terminal(publication: Publication, end: End) -> dict[str, Any]:
         "version": str(tag.version),
         "current": str(end.current) if end.current else None,
         "last_published_index": max(published.values(), default=None),
+        "usage": publication.usage(),
     }
     if len(published) > 1:
         error["published"] = published

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCOPE: Final = b"x-retire-scope"
 VERSION: Final = b"x-retire-version"
 TENANT: Final = b"x-retire-tenant"
+PARENT: Final = b"x-retire-parent"
 ON_NEW_INPUT: Final = b"x-retire-on-new-input"
 AUTHORIZATION: Final = b"authorization"
 TOKEN: Final = b"x-retire-token"  # where Authorization carries vLLM's own key
@@ -38,12 +39,13 @@ class Claim:
     key: ScopeKey
     version: Version | None
     policy: Policy | None = None  # for this input, where the scope itself has none
+    parent: str | None = None  # the scope it is part of, if it says so
 
 
 def tag_headers(settings: Settings) -> frozenset[bytes]:
     """The headers whose presence makes a call a scope's."""
     return frozenset(
-        (SCOPE, VERSION, ON_NEW_INPUT, *(SESSION if settings.scope_from_session else ()))
+        (SCOPE, VERSION, PARENT, ON_NEW_INPUT, *(SESSION if settings.scope_from_session else ()))
     )
 
 
@@ -54,17 +56,26 @@ def claim_of(
     found = _single(headers)
     version = _version(found.get(VERSION))
     policy = _policy(found.get(ON_NEW_INPUT))
+    parent = _text(found, PARENT)
     scope = _scope(found, from_session=settings.scope_from_session)
     if scope is None:
-        for name, value in (("x-retire-version", version), ("x-retire-on-new-input", policy)):
+        given = {
+            "x-retire-version": version,
+            "x-retire-on-new-input": policy,
+            "x-retire-parent": parent,
+        }
+        for name, value in given.items():
             if value is not None:
                 raise InvalidField("x-retire-scope", None, f"present when {name} is")
         return None
     tenant = tenant_of(found, settings, authenticated=authenticated, caller=caller)
     try:
-        return Claim(ScopeKey(tenant, scope), version, policy)
+        claim = Claim(ScopeKey(tenant, scope), version, policy, parent)
     except InvalidField as error:
         raise _renamed(error, scope, tenant) from None
+    if parent is not None:
+        _check_parent(claim.key, parent)
+    return claim
 
 
 def token_of(headers: RawHeaders) -> str:
@@ -170,10 +181,13 @@ def _policy(value: bytes | None) -> Policy | None:
 
 def _scope(found: Mapping[bytes, bytes], *, from_session: bool) -> str | None:
     name = SCOPE
-    value = found.get(SCOPE)
-    if value is None and from_session:
+    if SCOPE not in found and from_session:
         name = next((header for header in SESSION if header in found), SCOPE)
-        value = found.get(name)
+    return _text(found, name)
+
+
+def _text(found: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = found.get(name)
     if value is None:
         return None
     try:
@@ -183,6 +197,16 @@ def _scope(found: Mapping[bytes, bytes], *, from_session: bool) -> str | None:
         raise InvalidField(
             name.decode(), shown, "UTF-8 (or percent-encode it in the path)"
         ) from None
+
+
+def _check_parent(key: ScopeKey, parent: str) -> None:
+    if parent == key.scope:
+        raise InvalidField("x-retire-parent", parent, "another scope than x-retire-scope")
+    try:
+        ScopeKey(key.tenant, parent)
+    except InvalidField as error:
+        must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
+        raise InvalidField("x-retire-parent", parent, must_be) from None
 
 
 def _renamed(error: InvalidField, scope: str, tenant: str) -> InvalidField:

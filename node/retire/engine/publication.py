@@ -206,6 +206,16 @@ class Publication:
             published |= consumer.deliveries.last_published(one_ahead=one_ahead)
         return published
 
+    def usage(self) -> dict[str, int]:
+        """OpenAI's usage of what was handed to the transport, and of nothing else."""
+        prompt = sum(consumer.prompt_tokens for consumer in self.consumers)
+        completion = sum(index + 1 for index in self.last_published().values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
     def discard(self) -> None:
         """The application is done with this response."""
         self._rest()

@@ -216,9 +216,8 @@ def _answer_fence(state: ScopeState, t: Transition) -> tuple[Transition, list[Ef
         return t, []
     effects: list[Effect] = []
     found = tuple(p for n in sorted(receipts) if (r := receipts[n]) for p in r.participants)
-    if t.fence_calls:
-        missing = tuple(sorted(t.missing))
-        effects.append(AnswerFenced(t.fence_calls, t.to_version, found, missing))
+    missing = tuple(sorted(t.missing))  # without calls: a scope that another one's commit moved
+    effects.append(AnswerFenced(t.fence_calls, t.to_version, found, missing))
     if not t.is_decided:
         effects.append(WatchRetention(t.to_version, t.contract.ttl_s))
     return replace(t, fenced=True, fence_calls=()), effects

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from retire.sidecar.calls import Call
     from retire.sidecar.ports import Ports
     from retire.sidecar.scopes import Entry
+    from retire.sidecar.tracks import Track
 
 
 class Answers:
@@ -105,7 +106,9 @@ class Answers:
     def _acknowledge(self, entry: Entry, effect: fx.Acknowledge) -> None:
         key = entry.state.key
         if self._ports.history.on:
-            self._ports.history.write(Acknowledged(time.monotonic_ns(), key, effect.to_version))
+            moved = [pair for name in effect.calls for pair in self.calls[name].children]
+            for scope, version in ((key, effect.to_version), *moved):
+                self._ports.history.write(Acknowledged(time.monotonic_ns(), scope, version))
         track = self._ports.tracks.open(key, effect.to_version, self._ports.clock())
         for name in effect.calls:
             call = self.calls[name]
@@ -124,6 +127,8 @@ class Answers:
         fenced = track.fenced()
         fenced.participants.extend(convert.participant_to(p) for p in effect.participants)
         fenced.missing.extend(effect.missing)
+        if track.moved_by is not None:
+            self._finish_moved(key, effect.to_version, track, fenced)
         for name in effect.calls:
             call = self.calls[name]
             call.fenced = answer = pb.Fenced()
@@ -138,6 +143,19 @@ class Answers:
         call.receipt_json = receipts.to_json(receipts.build(call))
         stored = StoredReceipt(version, call.idempotency_key, call.receipt_json)
         self.publish_receipt(call.key, stored, line=self._line(call))
+
+    def _finish_moved(
+        self, key: ScopeKey, version: Version, track: Track, fenced: pb.Fenced
+    ) -> None:
+        """A scope that its ancestor's commit moved has a receipt of its own: of this host."""
+        assert track.moved_by is not None
+        gates = track.local_results(self._ports.identity.node, started_s=track.started_s)
+        fenced.ms = elapsed_ms(track.started_s, self._ports.clock())
+        receipt = receipts.of_moved(key, version, track.moved_by, gates, fenced)
+        text = receipts.to_json(receipt)
+        change = track.moved_by.change.value
+        line = Transition(key, change, receipt.from_version, version, text)
+        self.publish_receipt(key, StoredReceipt(version, "", text), line=line)
 
     def _refuse(self, entry: Entry, effect: fx.Refuse) -> None:
         call = self.calls[effect.call]

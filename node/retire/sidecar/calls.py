@@ -44,6 +44,7 @@ class Call:
     name: str = field(default_factory=lambda: f"c{next(_NAMES)}")
     answered: asyncio.Event = field(default_factory=asyncio.Event)  # by the registry
     error: RetireError | None = None  # what the registry raised, for Refuse to repeat
+    children: tuple[tuple[ScopeKey, Version], ...] = ()  # descendants that its commit moved
     stored_receipt: str = ""  # of the first call, when this one is a replay
     receipt_json: str = ""  # built here at the end, unless a driver does
     committed: pb.Committed | None = None

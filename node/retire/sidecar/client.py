@@ -98,9 +98,15 @@ class NodeClient:
         """Close the channel."""
         await self._channel.close()
 
-    async def join(self, key: ScopeKey, version: Version | None = None) -> Joined:
-        """Make this node a gate of the scope; register the scope when it is new."""
-        request = pb.JoinRequest(key=convert.key_to(key))
+    async def join(
+        self, key: ScopeKey, version: Version | None = None, *, parent: str | None = None
+    ) -> Joined:
+        """Make this node a gate of the scope; register the scope when it is new.
+
+        ``parent``: a scope of the tenant that it is part of from now on. InvalidField when it is
+        part of another one, UnknownScope when there is no such parent.
+        """
+        request = pb.JoinRequest(key=convert.key_to(key), parent=parent or "")
         if version is not None:
             request.version.CopyFrom(convert.version_to(version))
         reply = await _unary(self._stub.Join, request)

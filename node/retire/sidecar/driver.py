@@ -193,6 +193,10 @@ class Driver:
         if call.change.moves_version:
             track = self._ports.tracks.open(call.key, commit.to_version, call.started_s)
             track.mine, track.sole = True, not remote
+            call.children = commit.children
+            for child, to in commit.children:
+                if self._is_behind(child, to):
+                    self._ports.tracks.open(child, to, call.started_s).moved_by = call
             track.group = self.observe_children(
                 commit.key,
                 commit.to_version,

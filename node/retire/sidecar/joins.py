@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from retire.protocol.errors import (
     CapacityExceeded,
+    InvalidField,
     NeedRegister,
     ScopeClosed,
     VersionConflict,
@@ -17,13 +18,14 @@ from retire.protocol.errors import (
 from retire.protocol.events import Admission, Registered
 from retire.protocol.state import ScopeState
 from retire.protocol.transitions import step
+from retire.protocol.versions import ScopeKey
 from retire.sidecar.events import admission_of
 from retire.sidecar.fencing import live_scopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from retire.protocol.versions import ScopeKey, Version
+    from retire.protocol.versions import Version
     from retire.registry.interface import ScopeRecord
     from retire.sidecar.ports import Ports
     from retire.sidecar.scopes import Entry
@@ -67,15 +69,22 @@ class Joins:
         self._joining = joining
         self._running: dict[ScopeKey, asyncio.Task[tuple[Entry, bool]]] = {}
 
-    async def join(self, key: ScopeKey, version: Version | None) -> tuple[Entry, bool]:
+    async def join(
+        self, key: ScopeKey, version: Version | None, parent: str | None = None
+    ) -> tuple[Entry, bool]:
         """The joined scope and whether it was created now. A known scope answers from memory.
 
-        Raises VersionConflict when ``version`` is given and is not current, ScopeClosed when
-        cancelled.
+        ``parent``: what it is part of, from now on if it was part of nothing. Raises
+        VersionConflict when ``version`` is given and is not current, ScopeClosed when cancelled,
+        UnknownScope for an unknown parent, InvalidField when it has another.
         """
+        if parent is not None:
+            await self.find(ScopeKey(key.tenant, parent))
         entry, created = self._ports.scopes.find(key), False
         if entry is None:
             entry, created = await self._shared(key)
+        if parent is not None and entry.parent != parent:
+            await self._place(entry, parent)
         current = entry.state.version
         assert current is not None
         if entry.state.admission is Admission.CANCELLED:
@@ -96,6 +105,18 @@ class Joins:
             raise ScopeClosed(key, record.version)
         entry, _ = await self._shared(key)
         return entry
+
+    async def _place(self, entry: Entry, parent: str) -> None:
+        """Make the scope part of ``parent``. The registry refuses another one, and circles."""
+        key, term = entry.state.key, self._ports.identity.term
+        record = await self._ports.registry.get(key)
+        try:
+            record = await self._ports.registry.configure(
+                key, term=term, policy=record.policy, parent=parent
+            )
+        except InvalidField as error:
+            raise _renamed(error, parent) from None
+        entry.parent = record.parent
 
     async def _shared(self, key: ScopeKey) -> tuple[Entry, bool]:
         running = self._running.get(key)
@@ -166,3 +187,9 @@ class Joins:
         if key in self._ports.scopes or key in self._running:  # joined again meanwhile
             return
         await self._ports.registry.leave(key, term=own.term, node=own.node)
+
+
+def _renamed(error: InvalidField, parent: str) -> InvalidField:
+    """The registry's complaint under the name of the header that carried the parent."""
+    must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
+    return InvalidField("x-retire-parent", parent, must_be)

@@ -48,9 +48,11 @@ class Node:
         self._reports = Reports(parts)
         self.links = parts.ports.links
 
-    async def join(self, key: ScopeKey, version: Version | None) -> pb.JoinReply:
+    async def join(
+        self, key: ScopeKey, version: Version | None, parent: str | None = None
+    ) -> pb.JoinReply:
         """Make this node a gate of the scope; register it when it is new."""
-        entry, created = await self._parts.joins.join(key, version)
+        entry, created = await self._parts.joins.join(key, version, parent)
         ref = self._ports.scopes.ref(entry)
         assert entry.state.version is not None
         return pb.JoinReply(

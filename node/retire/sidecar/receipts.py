@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from retire.protocol import codec
@@ -13,6 +14,8 @@ from retire.sidecar import convert
 from retire.sidecar.calls import trace_id
 
 if TYPE_CHECKING:
+    from retire.protocol.contract import GateResult
+    from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.calls import Call
     from retire.sidecar.pb import node_pb2 as pb
 
@@ -41,6 +44,33 @@ def build(call: Call) -> Receipt:
         trace_id=trace_id(call.traceparent),
         replayed=committed.replayed,
         extra={"missing": list(fenced.missing)} if fenced.missing else {},
+    )
+
+
+def of_moved(
+    key: ScopeKey, to: Version, call: Call, gates: list[GateResult], fenced: pb.Fenced
+) -> Receipt:
+    """The receipt of a scope that ``call``, on an ancestor, moved: ``extra["ancestor"]``."""
+    extra: dict[str, object] = {"ancestor": call.key.scope}
+    if fenced.missing:
+        extra["missing"] = list(fenced.missing)
+    participants = tuple(convert.participant_from(p) for p in fenced.participants)
+    closed_ms = max((gate.ms for gate in gates), default=0.0)
+    stages_ms = {"unpublishable": closed_ms, "fence": fenced.ms}
+    return Receipt(
+        key=key,
+        from_version=replace(to, epoch=to.epoch - 1),  # commit.lua: each by one
+        to_version=to,
+        stages_ms=({"commit": call.committed.ms} if call.committed else {}) | stages_ms,
+        gates=tuple(gates),
+        participants=participants,
+        requests=tuple(convert.retired_from(r) for r in fenced.requests),
+        residual_ms=fenced.residual_ms if fenced.HasField("residual_ms") else None,
+        fence=convert.fence_from(fenced),
+        frontier_tokens=min((p.frontier_tokens for p in participants), default=0),
+        pin=_pin(call, fenced),
+        trace_id=trace_id(call.traceparent),
+        extra=extra,
     )
 
 

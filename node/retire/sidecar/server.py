@@ -90,7 +90,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         del context
         key = convert.key_from(request.key)
         version = convert.version_from(request.version) if request.HasField("version") else None
-        return await self._node.join(key, version)
+        return await self._node.join(key, version, request.parent or None)
 
     @_translated_stream
     async def Supersede(self, request: pb.SupersedeRequest, context: Any) -> AsyncIterator[Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from retire.protocol.versions import ScopeKey, Version
+    from retire.sidecar.calls import Call
     from retire.sidecar.links import Answer, SwitchRound
 
 
@@ -41,6 +42,7 @@ class Track:
     last_published: dict[str, int] = field(default_factory=dict)
     fences: list[pb.Fenced] = field(default_factory=list)  # of engines, here and elsewhere
     group: Group | None = None
+    moved_by: Call | None = None  # the call on an ancestor whose commit moved this scope
     held: SwitchRound | None = None  # settled here, waits for the rest of the group
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     fence_watched: bool = False
@@ -58,15 +60,19 @@ class Track:
         results: list[GateResult] = []
         for gate, outcome in gates:
             if gate == node and self.local:
-                results += [
-                    GateResult(f"{node}/{a.gate}", a.outcome, elapsed_ms(started_s, a.at_s))
-                    for a in self.local
-                ]
+                results += self.local_results(node, started_s=started_s)
             else:
                 times = self.remote if outcome is GateOutcome.ACKED else self.ended
                 at_s = times.get(gate, started_s)
                 results.append(GateResult(gate, outcome, elapsed_ms(started_s, at_s)))
         return results
+
+    def local_results(self, node: str, *, started_s: float) -> list[GateResult]:
+        """One result per API process of this host."""
+        return [
+            GateResult(f"{node}/{a.gate}", a.outcome, elapsed_ms(started_s, a.at_s))
+            for a in self.local
+        ]
 
     def fenced(self) -> pb.Fenced:
         """Receipts of all engines in one: requests together, residual the longest, pins the sum."""

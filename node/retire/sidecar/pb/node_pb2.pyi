@@ -47,12 +47,14 @@ class Contract(_message.Message):
     def __init__(self, equivalence: _Optional[str] = ..., inherit: _Optional[str] = ..., tier: _Optional[str] = ..., ttl_s: _Optional[float] = ..., fence_bound_ms: _Optional[float] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("key", "version")
+    __slots__ = ("key", "version", "parent")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     key: ScopeKey
     version: Version
-    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
+    parent: str
+    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("version", "slot", "created", "generation", "paused", "policy")
