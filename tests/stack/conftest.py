@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib puts nothing there
+
+import stack_forms
+
 from bench.stack import Stack, StackSettings
 
 if TYPE_CHECKING:
@@ -31,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def stack() -> Iterator[Stack]:
     """Shared by every test that kills nothing; ask for it before anything that takes long."""
     with Stack(CALM) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two API processes that serve every form; see ``stack_forms.py``."""
+    with Stack(stack_forms.settings(tmp_path_factory.mktemp("adapters"))) as running:
         yield running
 
 
