@@ -45,6 +45,14 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test on ``forms``: once its scopes are cancelled, every block has come back."""
+    yield
+    if "forms" in request.fixturenames:
+        stack_forms.audit(request.getfixturevalue("forms"))
+
+
 @pytest.fixture(scope="module")
 def fault_stack() -> Iterator[Stack]:
     """One stack for a module whose faults the stack recovers from."""

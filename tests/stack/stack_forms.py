@@ -6,6 +6,7 @@ Its history holds page digests. One for a session: it takes long to start.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 ADAPTERS: Final = ("red", "blue")
 RANK: Final = 8
+SETTLED_S: Final = 20.0  # an untagged stream that was hung up ends within it
 PLACES: Final = 8  # of a scope's streams: both processes get some
 
 
@@ -101,6 +103,20 @@ def text_of(flow: Flow) -> str:
             for call in delta.get("tool_calls") or ():
                 said.append((call.get("function") or {}).get("arguments") or "")
     return "".join(said)
+
+
+def audit(stack: Stack) -> None:
+    """Cancel every scope; nothing may be pinned then, and no block in use."""
+    for name, view in stack.inspect().scopes.items():
+        if not view["cancelled"]:
+            path, body = f"/v1/scopes/{name}/cancel", {"expected_version": view["version"]}
+            answer = stack.http.post(path, json=body)
+            assert answer.status_code in (200, 409), answer.text  # 409: with its parent, just now
+    end_s = time.monotonic() + SETTLED_S
+    while (seen := stack.inspect(settle=True)).pinned_blocks or seen.used_blocks:
+        left = {name: view for name, view in seen.scopes.items() if view["pinned_blocks"]}
+        assert time.monotonic() < end_s, f"{seen.used_blocks} blocks did not come back; pins {left}"
+        time.sleep(0.1)
 
 
 def choice_tokens(flow: Flow, choice: int) -> int:
