@@ -6,10 +6,11 @@ live, the scheduler's override is ``super().schedule()`` and every seam passes t
 asserts that. Their abort is vLLM's own, at the same instant, and the successor is sent at once.
 
 On a CPU the instant is a layer of a step, so that noise of the machine does not move it; compiled
-graphs have no such hooks, so on CUDA a timer ends after that part of a measured step. For the same
-reason the clock on a CPU is this process's CPU time: engine and trial are one process whose one
-thread computes all the while, so that on an idle machine it is the wall time, and on a shared one
-it leaves out what others took. Wall times are kept beside it.
+graphs have no such hooks, and steps may be launched ahead of the device, so on CUDA a timer ends
+after that part of the time that a native prefill takes. For the same reason the clock on a CPU is
+this process's CPU time: engine and trial are one process whose one thread computes all the while,
+so that on an idle machine it is the wall time, and on a shared one it leaves out what others took.
+Wall times are kept beside it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Subject:
         self.layers = _layers(self.lab)
         self._branches = _watch_branches(self.lab)
         self._number = 0
-        self._step_ms: dict[int, float] = {}
+        self._prefill_s: dict[int, float] = {}
 
     def close(self) -> None:
         """End the engine."""
@@ -104,15 +105,13 @@ class Subject:
 
     def warm_up(self, quantum: int) -> None:
         """Both paths at this chunk size: kernels are compiled, step times are learnt."""
-        for tagged in (True, False, True):
+        for tagged in (True, False, True, False):
             self._begin(quantum)
             tag = self.lab.tag(self.lab.key) if tagged else None
-            self._submit("warm", self.contexts(1.0)[0], tag=tag)
-            self.lab.run(lambda: self._written() >= quantum)
             began_s = time.perf_counter()
-            self.lab.step()
-            self._idle()
-            self._step_ms[quantum] = (time.perf_counter() - began_s) * 1e3
+            stream = self._submit("warm", self.contexts(1.0)[0], tag=tag)
+            self.lab.run(lambda stream=stream: bool(stream.tokens))
+            self._prefill_s[quantum] = time.perf_counter() - began_s  # the last one stays: native
             self.lab.run()
 
     # --- one trial ------------------------------------------------------------------------------
@@ -176,8 +175,6 @@ class Subject:
     def _abandon(self, cell: Cell, tag: Any) -> tuple[float, float]:
         """Run to the instant and past the step that it falls in; when that was (clock, wall)."""
         lab, request_id = self.lab, f"old{self._number}"
-        whole, part = _place(cell, self.prompt)
-        lab.run(lambda: self._written("old") >= whole)
         began: list[tuple[float, float]] = []
 
         def revise() -> None:
@@ -186,7 +183,7 @@ class Subject:
                 _foresee(lab, tag, round(self.prompt * cell.overlap))
                 lab.advance(lab.key)
 
-        with self._at(part, cell.quantum, revise):
+        with self._at(cell, revise):
             if tag is not None:
                 lab.run(lambda: lab.request(request_id) is None)
             else:
@@ -196,34 +193,27 @@ class Subject:
         return began[0]
 
     @contextlib.contextmanager
-    def _at(self, part: float, quantum: int, event: Callable[[], None]) -> Iterator[None]:
+    def _at(self, cell: Cell, event: Callable[[], None]) -> Iterator[None]:
+        """Have ``event`` happen at the cell's instant, within what the block runs."""
         if self.on_device:
-            timer = threading.Timer(part * self._step_ms[quantum] / 1e3, event)
-            with self.lab.before_forward(_once(timer.start)):
-                yield
+            timer = threading.Timer(cell.instant * self._prefill_s[cell.quantum], event)
+            timer.start()
+            yield
             timer.join()
             return
+        whole, part = _place(cell, self.prompt)
+        self.lab.run(lambda: self._written("old") >= whole)
         layer = round(part * self.layers)
-        if layer:
-            with self.lab.at_layer(layer, event):
-                yield
-        else:
-            with self.lab.before_forward(_once(event)):
-                yield
+        with self.lab.at_layer(layer, event) if layer else self.lab.before_forward(_once(event)):
+            yield
 
-    def _written(self, name: str = "warm") -> int:
+    def _written(self, name: str) -> int:
         request = self.lab.request(f"{name}{self._number}")
         return 0 if request is None else request.num_computed_tokens - request.num_in_flight_tokens
 
     def _assert_native(self) -> None:
         scheduler = self.lab.scheduler
         assert not scheduler.tags and not scheduler.inheritance.active, "not the native path"
-
-    def _idle(self) -> None:
-        if self.on_device:
-            import torch
-
-            torch.cuda.synchronize()
 
 
 def on_cuda() -> bool:
