@@ -24,7 +24,7 @@ from rich.console import Console
 
 from bench import plots_dominance
 from bench.dominance_engine import Arm, Cell, Subject, on_cuda
-from bench.dominance_rows import PAPER_OVERLAP, Sweep, below_one, rows
+from bench.dominance_rows import PAPER_OVERLAP, Sweep, below_one, rows, why_not_colder
 from bench.dominance_shared import TOLERANCE, shared_rows
 from bench.report import ROOT, write
 
@@ -133,6 +133,7 @@ def run(options: Options, console: Console) -> tuple[Path, list[str]]:
             f"{row.metric:40} {row.ours:9.2f} {row.unit:10} {ratio}{goal}", highlight=False
         )
     slower = below_one(bench.sweep)
+    console.print(why_not_colder(bench.sweep, options.prompt), highlight=False, soft_wrap=True)
     for line in faults(made):
         console.print(f"FAULT: {line}", style="bold red")
     console.print(f"{len(slower)} of {len(bench.sweep.cells())} cells below 1:")

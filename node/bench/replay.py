@@ -25,7 +25,7 @@ from rich.console import Console
 from bench import plots_replay
 from bench.replay_engine import Engine, Execution, Native, Retire, engine
 from bench.replay_plan import Agent, Scale, Speed, Turn, plan
-from bench.replay_rows import Round, Rounds, answer_of, faults, rows, states
+from bench.replay_rows import Round, Rounds, answer_of, faults, missed, rows, states
 from bench.replay_sessions import generate, parse, read
 from bench.report import ROOT, write
 
@@ -191,6 +191,8 @@ def _print(made: list[Row], rounds: Rounds, console: Console) -> None:
         )
     for arm, found in rounds.items():
         console.print(f"revised when ({arm}): {states(found)}", highlight=False)
+    for line in missed(made, rounds[Retire.name], rounds[Native.name]):
+        console.print("missed: " + line, highlight=False)
     for line in faults(made):
         console.print(f"FAULT: {line}", style="bold red")
 

@@ -27,17 +27,20 @@ from retire.engine.link import SidecarLink
 from retire.engine.publication import CURRENT
 from retire.engine.settings import Settings
 from retire.engine.tag import Tag, slot_ref
+from retire.protocol.errors import Unavailable
 from retire.protocol.versions import Authority, ScopeKey
 from retire.registry.embedded import EmbeddedServer
 from retire.sidecar import convert
 from retire.sidecar.client import Mutation, NodeClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from retire.engine.publication import Publication
 
+RETRIES: Final = 5
+RETRY_S: Final = 0.2
 PACE_S: Final = 0.02  # what a consumer does with one item: a frame to a browser, a parser
 
 
@@ -178,7 +181,8 @@ class Retire:
     async def begin(self, run: Execution, scope: str) -> None:
         """The turn's first version: the scope's current one."""
         run.key = ScopeKey(self.tenant, scope)
-        self._bind(run, await self.link.admissions.admit(Claim(run.key, None)))
+        claim = Claim(run.key, None)
+        self._bind(run, await _retried(lambda: self.link.admissions.admit(claim)))
         self.engine.read(run)
 
     def _bind(self, run: Execution, tag: Tag) -> None:
@@ -194,13 +198,8 @@ class Retire:
         old.state, old.revised_s = old.now_state(), time.monotonic()
         new.key = old.key
         order = Order(old.key, Mutation(old.tag.version, uuid.uuid4().hex))
-        handoff = Handoff(order, client=self.link.client(), core=self.link.core)
         self.link.foresee(old.key, {"model": "", "prompt": list(new.prompt)})
-        # The moment of each event itself, however late this task gets to see it.
-        handoff._unpublishable.add_done_callback(lambda _: _stamp(old, "acked_s"))
-        handoff._fenced.add_done_callback(lambda _: _stamp(old, "closed_s"))
-        self.link.publications.spawn(handoff.run())
-        committed = await asyncio.shield(handoff.committed)
+        handoff, committed = await _retried(lambda: self._commit(order, old))
         version = convert.version_from(committed.to)
         authority = Authority(old.key, version, committed.generation)
         tag = Tag(authority, slot_ref(committed.slot))
@@ -212,9 +211,28 @@ class Retire:
         handoff.decide(Admitted(new.publication.engine_request_id))
         await asyncio.shield(handoff.receipt)
 
+    async def _commit(self, order: Order, old: Execution) -> tuple[Handoff, Any]:
+        handoff = Handoff(order, client=self.link.client(), core=self.link.core)
+        # The moment of each event itself, however late this task gets to see it.
+        handoff._unpublishable.add_done_callback(lambda done: _stamp(old, "acked_s", done))
+        handoff._fenced.add_done_callback(lambda done: _stamp(old, "closed_s", done))
+        self.link.publications.spawn(handoff.run())
+        return handoff, await asyncio.shield(handoff.committed)
 
-def _stamp(run: Execution, which: str) -> None:
-    setattr(run, which, time.monotonic())
+
+async def _retried(call: Callable[[], Awaitable[Any]]) -> Any:
+    """As a client does when it is told 503: again, with the same idempotency key."""
+    for _ in range(RETRIES):
+        try:
+            return await call()
+        except Unavailable:
+            await asyncio.sleep(RETRY_S)
+    return await call()
+
+
+def _stamp(run: Execution, which: str, done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        setattr(run, which, time.monotonic())
 
 
 def _body(run: Execution) -> bytes:
@@ -237,10 +255,12 @@ async def engine(model: str, folder: Path, *, cuda: bool) -> AsyncIterator[Engin
         llm = _llm(model, cuda)
         try:
             link = SidecarLink(Settings(sidecar=target), CoreCalls(llm))
-            await link.start()
-            await ready(link.client(), 1)
-            yield Engine(llm, link)
-            await link.stop()
+            try:
+                await link.start()
+                await ready(link.client(), 1)
+                yield Engine(llm, link)
+            finally:
+                await link.stop()
         finally:
             llm.shutdown()
 

@@ -126,6 +126,45 @@ def faults(made: Sequence[Row]) -> list[str]:
     return found if stuck == 1 else [*found, f"only {stuck:.1%} of the final versions advanced"]
 
 
+def missed(made: Sequence[Row], mine: Sequence[Round], theirs: Sequence[Round]) -> list[str]:
+    """Why goals on speed are missed, from what was seen."""
+    by = {row.metric: row for row in made}
+    lines = []
+    goodput, cleanup = by["replay.goodput"], by["replay.cleanup_ms"]
+    if not goodput.met:
+        idle = statistics.median(_idle_share(one) for one in mine)
+        ended = by["replay.obsolete_ms"]
+        lines.append(
+            f"replay.goodput: native abort is obeyed at the next step, so obsolete work ended "
+            f"after {ended.baseline:.0f} ms (ours {ended.ours:.0f}) and takes "
+            f"{_obsolete_share(theirs):.0%} of the executions' time natively, "
+            f"{_obsolete_share(mine):.0%} here; no version was live in {idle:.0%} of our time, "
+            "which the plan's arrivals set. A revision of ours waits for commit and barrier."
+        )
+    if not cleanup.met:
+        lines.append(
+            "replay.cleanup_ms: writers are closed when the running step has ended or stopped; a "
+            "step of this engine, with the processes of the stack on the same cores, takes longer "
+            "than the goal."
+        )
+    return lines
+
+
+def _obsolete_share(rounds: Sequence[Round]) -> float:
+    """Of the time summed over executions, what was spent on revised ones."""
+    gone = sum(sum(one.obsolete_ms()) / 1e3 for one in rounds)
+    spans = [current(run) for one in rounds for run in one.executions]
+    live = sum(span[1] - span[0] for span in spans if span is not None)
+    return gone / (gone + live) if gone + live else 0.0
+
+
+def _idle_share(one: Round) -> float:
+    """Of a round, the part in which no version was current."""
+    times, counts = curve(one, current)
+    spans = zip(times, times[1:], counts, strict=False)
+    return sum(b - a for a, b, count in spans if not count) / (one.ended_s - one.began_s)
+
+
 def states(rounds: list[Round]) -> dict[str, int]:
     """In what state executions were when they were revised."""
     return dict(Counter(r.state for one in rounds for r in one.executions if r.state))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench import dominance
 from bench.dominance_engine import Arm, Cell, Trial
-from bench.dominance_rows import Sweep, below_one, rows
+from bench.dominance_rows import Sweep, below_one, rows, why_not_colder
 from bench.dominance_shared import difference, drift
 from bench.lab import Stream
 
@@ -62,6 +62,7 @@ def test_native_is_taken_at_its_best_quantum():
     made = {row.metric: row for row in rows(sweep, 0, 128)}
     assert made["compose.worst_cell_vs_prefix"].met is False
     assert made["compose.worst_cell_same_quantum"].ratio == pytest.approx(1.0)
+    assert "32 tokens reused" in why_not_colder(sweep, 128)
     (line,) = below_one(sweep)
     assert "Coarse steps" in line and "is 1.20" in line and line.startswith("0.80 [0.80, 0.80]")
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from bench import replay
 from bench.replay_engine import Execution, Native, Retire
 from bench.replay_plan import OUT_MIN, Scale, Speed, Stratum, plan
-from bench.replay_rows import Round, current, curve, faults, obsolete, peak, rows
+from bench.replay_rows import Round, current, curve, faults, missed, obsolete, peak, rows
 from bench.replay_sessions import BadSession, generate, parse, read
 
 SPEED = Speed(0.001, 0.01)
@@ -125,6 +125,10 @@ def test_a_sound_replay_has_no_fault():
     assert found["replay.goodput"].ratio == pytest.approx(1.0)
     assert found["replay.cleanup_ms"].ours == pytest.approx(400)
     assert found["replay.obsolete_peak"].ours == 1
+    rounds = _rounds("retire")
+    goodput, cleanup = missed(made, rounds, rounds)
+    assert "after 500 ms (ours 500)" in goodput and "no version was live in 38%" in goodput
+    assert "cleanup_ms" in cleanup
 
 
 def test_curves_count_what_is_live():
