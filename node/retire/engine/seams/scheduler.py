@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from retire.engine.chronicle import Chronicle
 from retire.engine.held import Held
 from retire.engine.inheritance import Inheritance
 from retire.engine.records import Ending
-from retire.engine.seams import identity
+from retire.engine.seams import identity, versions
 from retire.engine.seams.core import request_state
 from retire.engine.seams.kv_cache import KvCache
 from retire.engine.seams.runner import may_abandon
@@ -58,7 +59,7 @@ class Aside:
     """Paused requests while a step is scheduled without them."""
 
     running: list[Request]
-    waiting: tuple[list[Request], ...]  # of `waiting` and of `skipped_waiting`
+    waiting: tuple[list[Request], ...]  # of `waiting` and of the side queue
 
 
 class RetireSchedulerMixin(StepFence):
@@ -67,6 +68,7 @@ class RetireSchedulerMixin(StepFence):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.defer_block_free = True  # RECLAIM after the last writer, whatever runs ahead
+        self.side_queue = versions.side_queue(self)  # waiting, but not in `waiting`
         self.mailbox = MailboxView.attach()
         self.kv = KvCache(self.kv_cache_manager, boundary=self.block_size)
         who = identity.of(self.vllm_config, self.kv_cache_config)
@@ -204,7 +206,7 @@ class RetireSchedulerMixin(StepFence):
         arrival = self.inheritance.predecessor_arrival(request.request_id)
         if arrival is None or arrival >= request.arrival_time:
             return
-        queue = self.waiting if request in self.waiting else self.skipped_waiting
+        queue = self.waiting if request in self.waiting else self.side_queue
         queue.remove_request(request)
         request.arrival_time = arrival
         if isinstance(queue, deque):
@@ -223,18 +225,15 @@ class RetireSchedulerMixin(StepFence):
             self.retire_stale()
         self.tend_leases()
         aside = self._set_aside()
-        config = self.scheduler_config
-        threshold = config.long_prefill_token_threshold
-        if self.tags and (threshold == 0 or threshold > self.quantum):
-            config.long_prefill_token_threshold = self.quantum
         pause = self._pause_state
         if self.steps.holding:
             self._pause_state = PauseState.PAUSED_ALL  # nothing queues behind an armed step
+        quantum = versions.short_chunks(self, self.quantum) if self.tags else nullcontext()
         try:
-            output = super().schedule(*args, **kwargs)
+            with quantum:
+                output = super().schedule(*args, **kwargs)
         finally:
             self._pause_state = pause
-            config.long_prefill_token_threshold = threshold
             self._put_back(aside)
         self._after_schedule(output)
         return output
@@ -261,13 +260,13 @@ class RetireSchedulerMixin(StepFence):
         apart = self.paused | self.inheritance.waiting.keys()
         if not apart:
             return None
-        queues = (self.waiting, self.skipped_waiting)
+        queues = (self.waiting, self.side_queue)
         aside = Aside(
             [r for r in self.running if r.request_id in apart],
             tuple([r for r in queue if r.request_id in apart] for queue in queues),
         )
         self.running = [r for r in self.running if r.request_id not in apart]
-        self.max_num_running_reqs -= len(aside.running)
+        versions.take_seats(self, len(aside.running))
         for queue, requests in zip(queues, aside.waiting, strict=True):
             queue.remove_requests(requests)
         return aside
@@ -276,8 +275,8 @@ class RetireSchedulerMixin(StepFence):
         if aside is None:
             return
         self.running = aside.running + self.running
-        self.max_num_running_reqs += len(aside.running)
-        queues = (self.waiting, self.skipped_waiting)
+        versions.take_seats(self, -len(aside.running))
+        queues = (self.waiting, self.side_queue)
         for queue, requests in zip(queues, aside.waiting, strict=True):
             for request in reversed(requests):
                 queue.prepend_request(request)
