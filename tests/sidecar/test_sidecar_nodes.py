@@ -103,6 +103,18 @@ async def test_both_nodes_switch_and_send_receipts(pair: Pair):
     assert again.version == Version(1, 1) and pair.gate_b.may_publish(again.slot)
 
 
+async def test_what_the_other_node_delivered_is_in_the_receipt(pair: Pair):
+    """Also when its fence is over before its gates have answered: they know what was delivered."""
+    retired = pb.RetiredRequest(request_id="r2", state="decode", frontier_tokens=64)
+    pair.gate_b.fence_reply = pb.Fenced(requests=[retired])
+    pair.gate_b.last_published = {"r2": 7}
+    pair.gate_b.hold.clear()
+    asyncio.get_running_loop().call_later(0.3, pair.gate_b.hold.set)
+    answers = await collected(pair.story.events(FIRST))
+    (request,) = answers.fenced.requests
+    assert (request.request_id, request.state, request.last_published_index) == ("r2", "decode", 7)
+
+
 async def test_the_other_node_holds_up_the_answer(pair: Pair):
     """UNPUBLISHABLE is not answered while a process of the other node has not passed its barrier,
     even when that node's fence is over."""

@@ -73,12 +73,9 @@ class Fencing:
         raise FenceFailed("every API process of the engine detached")
 
 
-def payload(fenced: list[pb.Fenced]) -> str:
+def payload(fenced: pb.Fenced) -> str:
     """Receipts as the JSON that a node's ack carries to the committer."""
-    merged = pb.Fenced()
-    for part in fenced:
-        merged.MergeFrom(part)
-    return json_format.MessageToJson(merged, indent=None)
+    return json_format.MessageToJson(fenced, indent=None)
 
 
 def from_payload(text: str) -> pb.Fenced:

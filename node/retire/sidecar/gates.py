@@ -105,6 +105,9 @@ class GateEffects:
     def _settled(self, key: ScopeKey, version: Version, track: Track, done: SwitchRound) -> None:
         track.local = done.answers
         track.last_published.update(done.last_published)
+        track.settled = True
+        if track.unreported is not None:
+            self._report_receipts(key, version, track.unreported)
         group = track.group
         if group is not None and group.key == key and group.waiting:
             track.held = (
@@ -185,13 +188,19 @@ class GateEffects:
         self._received(key, node, effect.version, fenced)
 
     def _report_receipts(self, key: ScopeKey, version: Version, fenced: list[pb.Fenced]) -> None:
-        """The committer is another node: send it what our engines said."""
+        """The committer is another node: send it what our engines said, and what was delivered here,
+        which is known when the gates have answered.
+        """
         track = self._ports.tracks.find(key, version)
         if track is None or track.mine:
             return
+        if not track.settled and self._ports.links.may_publish:
+            track.unreported = fenced
+            return
+        track.unreported = None
         group = track.group
         at = (key, version) if group is None else (group.key, group.version)
-        self._ack(*at, payload(fenced))
+        self._ack(*at, payload(track.with_deliveries(fenced)))
 
     def _watch_fence(self, entry: Entry, effect: fx.WatchFence) -> None:
         key = entry.state.key

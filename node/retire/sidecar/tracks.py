@@ -40,6 +40,8 @@ class Track:
     remote: dict[str, float] = field(default_factory=dict)  # other nodes' gates: when they acked
     ended: dict[str, float] = field(default_factory=dict)  # the same for leases that ended
     last_published: dict[str, int] = field(default_factory=dict)
+    settled: bool = False  # every API process of this host has answered, or its lease has ended
+    unreported: list[pb.Fenced] | None = None  # receipts that wait for that, to be sent
     fences: list[pb.Fenced] = field(default_factory=list)  # of engines, here and elsewhere
     group: Group | None = None
     moved_by: Call | None = None  # the call on an ancestor whose commit moved this scope
@@ -86,6 +88,14 @@ class Track:
                 known = merged.HasField("quota_left")
                 left = min(merged.quota_left, part.quota_left) if known else part.quota_left
                 merged.quota_left = left
+        self._add_delivery(merged)
+        return merged
+
+    def with_deliveries(self, fences: list[pb.Fenced]) -> pb.Fenced:
+        """Receipts of this host's engines for another node, with what its gates delivered."""
+        merged = pb.Fenced()
+        for part in fences:
+            merged.MergeFrom(part)
         self._add_delivery(merged)
         return merged
 
