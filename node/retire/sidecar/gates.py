@@ -188,8 +188,8 @@ class GateEffects:
         self._received(key, node, effect.version, fenced)
 
     def _report_receipts(self, key: ScopeKey, version: Version, fenced: list[pb.Fenced]) -> None:
-        """The committer is another node: send it what our engines said, and what was delivered here,
-        which is known when the gates have answered.
+        """The committer is another node: send it what our engines said, and what was delivered
+        here, which is known when the gates have answered.
         """
         track = self._ports.tracks.find(key, version)
         if track is None or track.mine:
