@@ -121,6 +121,7 @@ SYMBOLS: Final = (
     Symbol("vllm.v1.engine.output_processor", "OutputProcessor.abort_requests"),
     Symbol("vllm.entrypoints.generate.beam_search.online", "BeamSearchOnlineMixin.beam_search"),
     Symbol("vllm.plugins", "load_endpoint_plugins", ("supported_tasks",)),
+    Symbol("vllm.v1.engine.input_processor", "InputProcessor.__init__"),
     Symbol("vllm.v1.engine.input_processor", "InputProcessor.process_inputs"),
     Symbol("vllm.v1.engine.input_processor", "InputProcessor.assign_request_id"),
     Symbol("vllm.v1.engine.core_client", "AsyncMPClient.call_utility_async"),

@@ -3,7 +3,9 @@
 Opens ``vllm.v1.engine.input_processor.InputProcessor.process_inputs`` (wrapped: stamps
 ``extra_args["retire"]`` and ``cache_salt``) and ``vllm.entrypoints.generate.beam_search.online.
 BeamSearchOnlineMixin.beam_search`` (wrapped: refused for a scope). No upstream hook exists for
-either. Tested with vLLM 0.26.0. Must never decide a version: the running publication has the tag.
+either. Tested with vLLM 0.26.0 and 0.32.0. 0.32 processes raw prompts on a thread of the renderer,
+which does not know the running publication: there the request is stamped when it comes back to the
+task. Must never decide a version: the running publication has the tag.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ def install() -> None:
     endpoint.install()  # a tag only means something where the gates are
     if not hasattr(InputProcessor.process_inputs, _MARK):
         InputProcessor.process_inputs = _tagging(InputProcessor.process_inputs)  # type: ignore[method-assign]
+        InputProcessor.__init__ = _tagging_later(InputProcessor.__init__)  # type: ignore[method-assign]
     if not hasattr(BeamSearchOnlineMixin.beam_search, _MARK):
         BeamSearchOnlineMixin.beam_search = _refusing(BeamSearchOnlineMixin.beam_search)  # type: ignore[method-assign]
 
@@ -74,9 +77,11 @@ def stamp(request: Any, tag: Tag | None, mode: str) -> None:
 
 
 def _check_fenceable(request: Any, params: Any) -> None:
-    if params.prompt_logprobs is not None:
+    for_ids = getattr(params, "prompt_logprob_token_ids", None)  # 0.32
+    if params.prompt_logprobs is not None or for_ids is not None:
+        name = "prompt_logprobs" if for_ids is None else "prompt_logprob_token_ids"
         raise ValueError(
-            "prompt_logprobs must be absent in a request with x-retire-scope (echo with logprobs "
+            f"{name} must be absent in a request with x-retire-scope (echo with logprobs "
             "asks for them too): an inherited prefix is not computed, so it has none, and a step "
             "that was given up leaves half of them"
         )
@@ -92,17 +97,46 @@ def _tagging(original: Any) -> Any:
 
     @functools.wraps(original)
     def process_inputs(self: Any, request_id: str, *args: Any, **kwargs: Any) -> Any:
-        request = original(self, request_id, *args, **kwargs)
-        publication = CURRENT.get()
-        tag = publication.tag if publication is not None else None
-        stamp(request, tag, mode)
-        if publication is not None and tag is not None:
-            publication.expected_choices = request.sampling_params.n
-            publication.expected_id = request_id
-        return request
+        return _tagged(original(self, request_id, *args, **kwargs), request_id, mode)
 
     setattr(process_inputs, _MARK, True)
     return process_inputs
+
+
+def _tagged(request: Any, request_id: str, mode: str) -> Any:
+    """The request with the tag of the publication that runs, if one does."""
+    publication = CURRENT.get()
+    tag = publication.tag if publication is not None else None
+    stamp(request, tag, mode)
+    if publication is not None and tag is not None:
+        publication.expected_choices = request.sampling_params.n
+        publication.expected_id = request_id
+    return request
+
+
+def _tagging_later(original: Any) -> Any:
+    mode = numerical_mode()
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        stock = getattr(self, "process_inputs_async", None)
+        if stock is None:
+            return
+
+        async def process_inputs_async(request_id: str, *args: Any, **kwargs: Any) -> Any:
+            request = await stock(request_id, *args, **kwargs)
+            return request if _stamped(request) else _tagged(request, request_id, mode)
+
+        self.process_inputs_async = process_inputs_async
+
+    return init
+
+
+def _stamped(request: Any) -> bool:
+    """Whether it has a tag already: stamped twice, it would have a salt of its own."""
+    params = request.sampling_params
+    return params is not None and EXTRA_ARG in (params.extra_args or {})
 
 
 def _refusing(original: Any) -> Any:
