@@ -46,7 +46,7 @@ PLAIN: Final = Variant("plain", _settings())
 # With three tokens to choose from, most steps find drafts in the past: some are right, some not.
 SPECULATION: Final = Variant(
     "speculation",
-    _settings("--speculative-config", json.dumps(_NGRAM)),
+    _settings("--speculative-config", json.dumps(_NGRAM), NUMBA_NUM_THREADS="1"),
     sampling={"allowed_token_ids": [11, 12, 13]},
     drafts=DRAFTS,
 )

@@ -26,6 +26,7 @@ os.environ.update(
 )
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # n-gram drafts: its pool sets torch's threads too
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from bench.tiny_models import VOCABULARY, tiny_model
