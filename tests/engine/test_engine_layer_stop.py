@@ -212,3 +212,15 @@ def test_a_survivor_in_prefill_is_rolled_back(lab: Lab) -> None:
     lab.run()
     assert beside.tokens == alone.tokens
     assert beside.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["prompt logprobs", "control"])
+def test_a_bystander_that_reads_its_prompt_is_not_run_again(lab: Lab, reads: bool) -> None:
+    """Its log probabilities are gathered step by step; without them the same step is stopped."""
+    mine = prompt_tokens(40, 6)
+    _prefill(lab)
+    lab.submit("beside", mine, max_tokens=3, prompt_logprobs=1 if reads else None)
+    with lab.at_layer(1, lambda: lab.advance(lab.key)):
+        lab.step()
+    assert lab.request("beside").num_computed_tokens == (40 if reads else 0)
+    lab.run()

@@ -121,3 +121,11 @@ def test_the_host_runs_ahead_as_far_as_the_bound_allows(
 
     plan = StepPlan(1, 2048, (), True, True, predicted_ms, 8.0)
     assert run_ahead(plan, layers) == ahead
+
+
+def test_a_step_that_somebody_needs_whole_is_not_stopped() -> None:
+    """It is not even armed; beside the same work without that need it is."""
+    plan = control().plan(1, {"old": (0, 2048), "plain": (7, 100)}, TAGS, whole=True)
+    assert plan is not None and not plan.may_stop and not plan.armed
+    plan = control().plan(2, {"old": (0, 2048), "plain": (7, 100)}, TAGS)
+    assert plan is not None and plan.may_stop

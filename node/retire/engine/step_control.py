@@ -43,9 +43,17 @@ class StepControl:
         return self.ahead and any(plan.armed for plan in self._running.values())
 
     def plan(
-        self, step: int, work: Mapping[str, tuple[int, int]], tags: Mapping[str, Tag]
+        self,
+        step: int,
+        work: Mapping[str, tuple[int, int]],
+        tags: Mapping[str, Tag],
+        *,
+        whole: bool = False,
     ) -> StepPlan | None:
-        """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope."""
+        """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope.
+
+        ``whole``: somebody in the step needs all of it.
+        """
         scoped = tuple(
             ScopedWork(request_id, tags[request_id].slot, start, tokens)
             for request_id, (start, tokens) in work.items()
@@ -56,13 +64,14 @@ class StepControl:
         tokens = sum(tokens for _, tokens in work.values())
         predicted_ms = self.times.predicted_ms(tokens)
         long = max(one.tokens for one in scoped) >= fence_policy.LONG_STEP_TOKENS
+        may_stop = self.may_stop and not whole
         armed = (
-            self.may_stop
+            may_stop
             and long
             and fence_policy.worth_arming(predicted_ms, tokens=tokens, bound_ms=self.bound_ms)
         )
         self._serial += 1
-        may_stop = self.may_stop and (armed or not self.ahead)
+        may_stop = may_stop and (armed or not self.ahead)
         plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms)
         self._running[step] = plan
         return plan

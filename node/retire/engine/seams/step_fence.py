@@ -68,12 +68,19 @@ class StepFence:
             request_id: (self.requests[request_id].num_computed_tokens - tokens, tokens)
             for request_id, tokens in output.num_scheduled_tokens.items()
         }
-        plan = self.steps.plan(id(output), work, self.tags)
+        plan = self.steps.plan(
+            id(output), work, self.tags, whole=any(map(self._reads_its_prompt, work))
+        )
         if plan is None:
             return
         setattr(output, PLAN, plan)
         if plan.may_stop or self.chronicle.on:
             self._record_writes(output, work, everybody=plan.may_stop)
+
+    def _reads_its_prompt(self, request_id: str) -> bool:
+        """Prompt log probabilities are gathered step by step: none of these may be run again."""
+        params = self.requests[request_id].sampling_params
+        return params is not None and params.prompt_logprobs is not None
 
     def _record_writes(
         self, output: SchedulerOutput, work: dict[str, tuple[int, int]], *, everybody: bool
