@@ -147,7 +147,7 @@ def _worst(sweep: Sweep, *, same_quantum: bool = False) -> Row:
     cell = min(sweep.cells(), key=lambda one: sweep.ratio(one, same_quantum=same_quantum))
     native = cell if same_quantum else sweep.best_native(cell)
     ours, theirs = (sweep.ms(cell, Arm.RETIRE), sweep.ms(native, Arm.PREFIX))
-    name = f"{Arm.PREFIX.value}, quantum {native.quantum}; {cell}"
+    name = f"native + prefix caching, quantum {native.quantum}; {cell}"
     return value(
         "compose.worst_cell_same_quantum" if same_quantum else "compose.worst_cell_vs_prefix",
         statistics.median(ours),
