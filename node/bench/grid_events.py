@@ -75,7 +75,7 @@ def happen(scene: Scene, state: State, event: Event) -> Seen:
 
 def supersede(scene: Scene, expected: str, key: str) -> Connection:
     """A SUPERSEDE that brings its successor."""
-    body = {"expected_version": expected, "request": scene.completion(NEW_PROMPT, NEW_TOKENS)}
+    body = scene.retirement(expected) | {"request": scene.completion(NEW_PROMPT, NEW_TOKENS)}
     path = f"/v1/scopes/{SCOPE}/supersede"
     return scene.call(path, body, idempotency_key=key, traceparent=TRACEPARENT)
 
@@ -146,7 +146,7 @@ def _follow_up(scene: Scene, seen: Seen) -> None:
     if seen.event in (Event.SUPERSEDE, Event.DUPLICATE) and seen.state is not State.SUPERSEDED:
         return
     if seen.event is Event.DISCONNECT and seen.state is not State.SUPERSEDED:
-        body = {"expected_version": "1.0"}
+        body = scene.retirement("1.0")
         seen.retired = retired = scene.call(f"/v1/scopes/{SCOPE}/supersede", body)
         scene.until(lambda: retired.ended, "the answer to SUPERSEDE", retired)
     seen.follow_up = last = scene.tagged(NEW_PROMPT, NEW_TOKENS)

@@ -71,6 +71,11 @@ class Scene:
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         return Connection(self.stack.url, Call(path, body, sent))
 
+    def retirement(self, expected: str) -> dict[str, Any]:
+        """The body of a SUPERSEDE whose successor comes later."""
+        contract = self.variant.contract
+        return {"expected_version": expected} | ({"contract": dict(contract)} if contract else {})
+
     def completion(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """The body of a stream whose tokens can be counted."""
         counted = {"stream": True, "return_token_ids": True, **self.variant.sampling}

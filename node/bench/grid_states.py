@@ -145,7 +145,7 @@ def _finished(scene: Scene) -> None:
 def _superseded(scene: Scene) -> None:
     old = scene.open_old(OLD_TOKENS[State.SUPERSEDED])
     _tokens(scene, LONG // 4)
-    first = scene.call(f"/v1/scopes/{SCOPE}/supersede", {"expected_version": "1.0"})
+    first = scene.call(f"/v1/scopes/{SCOPE}/supersede", scene.retirement("1.0"))
     scene.until(lambda: first.ended, "the answer to the first SUPERSEDE", first)
     version = scene.view()["version"]
     if first.status != 200 or version != "1.1":

@@ -36,6 +36,7 @@ class Variant:
     groups: int = 1  # KV groups: each has a block for the same tokens
     drafts: int = 0  # tokens that a decode step may write beyond one
     ranks: int = 1  # of which every one signs the receipt
+    contract: Mapping[str, Any] = field(default_factory=dict)  # of every SUPERSEDE
 
 
 def _settings(*arguments: str, model: str = "qwen3-tiny", **env: str) -> StackSettings:
@@ -56,4 +57,5 @@ TP2: Final = Variant(
     _settings("--tensor-parallel-size", "2", VLLM_CPU_OMP_THREADS_BIND="nobind"),
     ranks=2,
 )
-VARIANTS: Final = {one.name: one for one in (PLAIN, SPECULATION, GROUPS, TP2)}
+DRAM: Final = Variant("dram", _settings(), contract={"tier": "dram"})
+VARIANTS: Final = {one.name: one for one in (PLAIN, SPECULATION, GROUPS, TP2, DRAM)}

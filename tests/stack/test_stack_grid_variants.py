@@ -1,4 +1,4 @@
-"""The grid on other engines: with speculation, with two KV groups, with two tensor parallel ranks.
+"""The grid on other engines: speculation, two KV groups, tensor parallel ranks, a DRAM tier.
 
 A few cells of each, one for every kind of state; ``make grid`` runs them all.
 """
@@ -13,7 +13,7 @@ from bench.grid import drafts
 from bench.grid_cells import Grid
 from bench.grid_events import Event
 from bench.grid_states import State
-from bench.grid_variants import GROUPS, SPECULATION, TP2
+from bench.grid_variants import DRAM, GROUPS, SPECULATION, TP2
 from bench.stack import Stack
 from retire.protocol import invariants
 from retire.telemetry import history
@@ -35,7 +35,7 @@ CELLS: Final = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [SPECULATION, GROUPS, TP2], ids=lambda one: one.name)
+@pytest.mark.parametrize("variant", [SPECULATION, GROUPS, TP2, DRAM], ids=lambda one: one.name)
 def test_cells_hold_on_this_engine(variant: Variant) -> None:
     """Every cell keeps its promises, the history is sound, the engine is what it should be."""
     with Stack(variant.settings) as stack:
