@@ -4,7 +4,7 @@ Adds two methods to ``vllm.v1.worker.worker_base.WorkerBase``, reached by
 ``Executor.collective_rpc``: every rank begins its transfers in the order of the calls, which is the
 order of the steps. Reads ``model_runner.kv_caches`` (of both runners). Upstream status: the worker
 extension of the documentation, but added at start, so that no flag can be forgotten; the caches'
-layout is internal. Tested on 0.26.0.
+layout is internal. Tested on 0.26.0 and 0.32.0.
 
 No KV connector takes part. With one configured there is no DRAM tier: connectors move and free
 blocks by rules of their own, and vLLM's offloading connectors run on GPUs only, so that together
@@ -40,23 +40,52 @@ def unfit(config: Any) -> str | None:
 def page_views(caches: list[torch.Tensor], blocks: int) -> list[torch.Tensor]:
     """The pages of every layer by block id. Each ``[blocks, bytes]``, int8, contiguous.
 
-    A storage that several layers share (one of each KV group: a block belongs to one group) is
-    taken once. Where keys and values stand in halves of a storage, each half is a view.
+    Bytes that several layers share (one of each KV group: a block belongs to one group) are taken
+    once. Where keys and values stand in halves of a layer, each half is a view. 0.26 gives every
+    layer a storage; 0.32 lays them out in one, one after the other or block by block.
     """
-    storages = {cache.untyped_storage().data_ptr(): cache for cache in caches}
-    return [view for cache in storages.values() for view in _halves(cache, blocks)]
+    return [view for layer in _layers(caches) for view in _halves(*layer, blocks)]
 
 
-def _halves(cache: torch.Tensor, blocks: int) -> Iterator[torch.Tensor]:
-    storage = cache.untyped_storage()
-    raw = torch.empty(0, dtype=torch.int8, device=cache.device).set_(storage)
-    page = storage.nbytes() // blocks
-    outer = [d for d in range(cache.ndim) if cache.stride(d) * cache.element_size() > page]
+def _layers(caches: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Each layer's cache and its bytes [first, past) in its storage; all of it when they mingle."""
+    storages: dict[int, dict[int, torch.Tensor]] = {}
+    for cache in caches:
+        storages.setdefault(cache.untyped_storage().data_ptr(), {})[_first(cache)] = cache
+    for found in storages.values():
+        firsts = sorted(found)
+        size = found[firsts[0]].untyped_storage().nbytes()
+        bounds = list(zip(firsts, [*firsts[1:], size], strict=True))
+        if all(first + _extent(found[first]) <= past for first, past in bounds):
+            yield from ((found[first], first, past) for first, past in bounds)
+        else:
+            yield found[firsts[0]], 0, size
+
+
+def _first(cache: torch.Tensor) -> int:
+    return cache.storage_offset() * cache.element_size()
+
+
+def _extent(cache: torch.Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    steps = zip(cache.shape, cache.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * cache.element_size()
+
+
+def _halves(cache: torch.Tensor, first: int, past: int, blocks: int) -> Iterator[torch.Tensor]:
+    raw = torch.empty(0, dtype=torch.int8, device=cache.device).set_(cache.untyped_storage())
+    raw = raw[first:past]
+    page = len(raw) // blocks
+    sizes = [stride * cache.element_size() for stride in cache.stride()]
+    outer = [d for d in range(cache.ndim) if sizes[d] > page]
     if not outer:
+        # A page that is not what a block takes would save, and bring back, parts of its neighbours.
+        whole = any(sizes[d] * cache.shape[d] == page * blocks for d in range(cache.ndim))
+        assert whole, f"a KV cache of strides {cache.stride()} is not known"
         yield raw[: page * blocks].view(blocks, page)
         return
     assert len(outer) == 1, f"a KV cache of strides {cache.stride()} is not known"
-    size = cache.stride(outer[0]) * cache.element_size()
+    size = sizes[outer[0]]
     for start in range(0, cache.shape[outer[0]] * size, size):
         yield raw[start : start + size].view(blocks, size // blocks)
 

@@ -69,6 +69,7 @@ class RetireSchedulerMixin(StepFence):
         super().__init__(*args, **kwargs)
         self.defer_block_free = True  # RECLAIM after the last writer, whatever runs ahead
         self.side_queue = versions.side_queue(self)  # waiting, but not in `waiting`
+        versions.keep_windows(self)
         self.mailbox = MailboxView.attach()
         self.kv = KvCache(self.kv_cache_manager, boundary=self.block_size)
         who = identity.of(self.vllm_config, self.kv_cache_config)

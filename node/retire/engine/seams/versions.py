@@ -45,6 +45,17 @@ def take_seats(scheduler: Any, count: int) -> None:
             setattr(scheduler, limit, getattr(scheduler, limit) - count)
 
 
+def keep_windows(scheduler: Any) -> None:
+    """Let the prefix cache keep what sliding windows have left behind, as 0.26 does.
+
+    A successor may leave the old context anywhere, and needs the window before that place. 0.32
+    hashes only those before the places where it expects a prompt to go on; then a successor of a
+    model with windows would mostly start cold. An interval that was asked for stays.
+    """
+    if getattr(scheduler.cache_config, "prefix_cache_retention_interval", None) == 0:
+        scheduler.kv_cache_manager.coordinator.retention_interval = None
+
+
 @contextmanager
 def short_chunks(scheduler: Any, tokens: int) -> Iterator[None]:
     """Within, no step computes more than ``tokens`` tokens of a prompt.
