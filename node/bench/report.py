@@ -6,6 +6,7 @@ Owns the form of a row, ratios and confidence intervals. Must never import what 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import random
@@ -15,7 +16,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.goals import GOALS, Better
 
@@ -174,15 +175,23 @@ def write(
         "commit": _commit(root),
         "versions": _versions(),
         "device": describe_device(device),
-        "rows": [asdict(row) for row in rows],
+        "rows": [_plain(row) for row in rows],
         "samples": {name: [round(one, 6) for one in series] for name, series in samples.items()},
     }
     path = root / "results" / device / f"{bench}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".json.part")
-    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(path)
     return path
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """JSON has no infinity: a ratio to nothing at all is null."""
+    plain = asdict(row)
+    if row.ratio is not None and not math.isfinite(row.ratio):
+        plain["ratio"] = None
+    return plain
 
 
 def describe_device(device: str) -> str:

@@ -201,3 +201,12 @@ def test_the_results_of_the_repository_are_sound():
     """Every committed result loads: right form, met as its goal says."""
     if (report.ROOT / "results").exists():
         assert scoreboard.load(report.ROOT)
+
+
+def test_a_ratio_to_nothing_is_null(tmp_path):
+    """What is written is JSON, which has no infinity."""
+    row = value("replay.late_tokens", 0, n=3, baseline=("native", 2))
+    assert row.ratio == math.inf
+    path = report.write("replay", [row], device="cpu", samples={}, root=tmp_path)
+    assert json.loads(path.read_text())["rows"][0]["ratio"] is None
+    assert "Infinity" not in path.read_text()
