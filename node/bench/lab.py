@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 FIRST: Final = Version(1, 0)
 _HOUR_NS: Final = 3600 * 10**9
+_PATIENCE_S: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -159,8 +160,13 @@ class Lab:
             _collect(self.streams[output.request_id], output)
 
     def run(self, until: Callable[[], bool] | None = None, *, steps: int = 5000) -> None:
-        """Step until ``until`` holds (None: until nothing is left)."""
-        for _ in range(steps):
+        """Step until ``until`` holds (None: until nothing is left).
+
+        An idle step takes no time, and a transfer that it waits for does: both must run out.
+        """
+        ends_s = time.monotonic() + _PATIENCE_S
+        while steps > 0 or time.monotonic() < ends_s:
+            steps -= 1
             if until is not None and until():
                 return
             if not self.engine.has_unfinished_requests() and not self.scheduler.has_requests():
@@ -168,7 +174,7 @@ class Lab:
                     return
                 raise AssertionError("the engine is idle and the condition does not hold")
             self.step()
-        raise AssertionError(f"still running after {steps} steps")
+        raise AssertionError(f"still running after {_PATIENCE_S:.0f} s")
 
     def request(self, request_id: str) -> Any:
         """vLLM's Request while it is in the scheduler, else None."""

@@ -176,7 +176,7 @@ def damage(lab: Lab, how: str) -> None:
     match how:
         case "one bit":
             with torch.inference_mode():
-                copier.arena.segment(extents[0], 3)[2, 100] ^= 1
+                copier.arena.segment(extents[0], len(copier.segments) - 1)[2, 100] ^= 1
         case "noise":
             with torch.inference_mode():
                 for segment in range(len(copier.segments)):
