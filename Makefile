@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # uv from the PATH, else one of our own: pip may not write into a Debian Python.
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
-.PHONY: help setup kube-tools lint check test e2e images demo grid bench-gate bench-control bench-kube \
+.PHONY: help setup kube-tools lint check test test-next e2e images demo grid bench-gate bench-control bench-kube \
 	bench-dominance bench-churn bench-copies \
 	scoreboard proto clean
 
@@ -29,11 +29,15 @@ lint: setup ## rules, formatting, types and layers; no tests
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
 	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
-test: lint kube-tools ## lint and all tests, the cheap ones first (as root: also e2e and images)
+test: lint kube-tools ## lint and all tests but those of images (as root: e2e as well)
 	$(PY) scripts/run_tests.py
 
+test-next: setup ## the engine's tests on vLLM 0.32.0, in an environment of its own (docs/vllm-versions.md)
+	@UV=$(UV) scripts/setup-next
+	.cache/next/venv/bin/python scripts/run_tests.py fence tier engine engine_api -- -W ignore
+
 e2e: setup kube-tools ## helm install on a real API server, pods as processes, every scenario (needs root)
-	$(PY) scripts/run_tests.py kubernetes e2e
+	RETIRE_TEST_JOBS=1 $(PY) scripts/run_tests.py kubernetes e2e
 
 images: setup ## build and try the container images with buildah and podman (needs root)
 	scripts/images
