@@ -23,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The shared engine's tests first: closing another one ends vLLM's state of this process."""
+    items.sort(key=lambda item: "engine" not in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Lab]:
     """A tiny Qwen3 with random weights, blocks of 32 tokens, prefill quantum of 64."""
