@@ -9,13 +9,13 @@ from __future__ import annotations
 def main() -> None:
     """Parse vLLM's own arguments and serve."""
     from vllm.entrypoints.cli.serve import run_multi_api_server
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from retire.engine.seams.openai import arg_parser
+
     cli_env_setup()
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
-    validate_parsed_serve_args(args)
+    args = arg_parser()(FlexibleArgumentParser()).parse_args()
     run_multi_api_server(args)
 
 

@@ -13,10 +13,10 @@ import pytest
 from engine_api_model import KEY, Process, Run, process_at
 from engine_api_sidecar import FIRST
 from engine_api_world import until
-from vllm.entrypoints.openai.engine.protocol import ErrorInfo, ErrorResponse
 
 from retire.engine import warming
 from retire.engine.publication import CURRENT
+from retire.engine.seams.openai import error_response_class
 from retire.engine.warming import prompt_body
 from retire.protocol.errors import InvalidField
 from retire.protocol.versions import Version
@@ -41,7 +41,8 @@ class Handlers:
         self.requests.append(request)
         self.raw.append(raw)
         if self.refuse:
-            return ErrorResponse(error=ErrorInfo(message=self.refuse, type="BadRequest", code=400))
+            refused = {"message": self.refuse, "type": "BadRequest", "code": 400}
+            return error_response_class()(error=refused)
         publication = CURRENT.get()
         assert publication is not None
         run = Run(f"warm{len(self.runs)}", publication, prompt_tokens=96, cached_tokens=64)

@@ -18,10 +18,10 @@ def register() -> None:
     """Probe this vLLM, then open the seams."""
     if not os.environ.get(MAILBOX_ENV):
         return
-    from retire.engine.seams import compat, seeds
+    from retire.engine.seams import compat, openai, seeds
 
     try:
-        compat.probe((*compat.SYMBOLS, *seeds.SYMBOLS))
+        compat.probe((*compat.SYMBOLS, *seeds.SYMBOLS, *openai.SYMBOLS))
     except compat.SeamMismatch as mismatch:
         raise SystemExit(f"retire: refusing to serve: {mismatch}") from mismatch
     from retire.engine.seams import core, delivery, fenceable, output, runner, scheduler, tags

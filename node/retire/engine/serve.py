@@ -12,13 +12,14 @@ from __future__ import annotations
 def main() -> None:
     """Parse vLLM's own arguments and serve until stopped."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from retire.engine.seams.openai import arg_parser
+
     cli_env_setup()
     parser = FlexibleArgumentParser(prog="vllm serve", description="vLLM's OpenAI server.")
-    arguments = make_arg_parser(parser).parse_args()
+    arguments = arg_parser()(parser).parse_args()
     assert arguments is not None  # it exits instead
     command = ServeSubcommand()
     command.validate(arguments)

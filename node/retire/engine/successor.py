@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.utils.error_response import create_error_response
 
 from retire.engine.handoff import Admitted, NoSuccessor, Outcome, Refused
+from retire.engine.seams.openai import create_error_response, error_response_class
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -91,7 +90,7 @@ class Successor:
             return invalid(error)
         except Exception as error:  # whatever vLLM's own exception handler would have answered
             return create_error_response(error).model_dump()
-        if isinstance(result, ErrorResponse):
+        if isinstance(result, error_response_class()):
             return result.model_dump()
         if not self.stream:
             return result

@@ -112,9 +112,8 @@ class Warming:
     async def _served(self, body: dict[str, Any], traceparent: str) -> str | None:
         """None: it was computed; else what vLLM says against it."""
         from pydantic import ValidationError
-        from vllm.entrypoints.openai.engine.protocol import ErrorResponse
-        from vllm.entrypoints.serve.utils.error_response import create_error_response
 
+        from retire.engine.seams.openai import create_error_response, error_response_class
         from retire.engine.successor import invalid, serve
 
         try:
@@ -123,7 +122,7 @@ class Warming:
             return str(invalid(error)["error"]["message"])
         except Exception as error:  # whatever vLLM's own exception handler would have answered
             result = create_error_response(error)
-        return result.error.message if isinstance(result, ErrorResponse) else None
+        return result.error.message if isinstance(result, error_response_class()) else None
 
 
 def prompt_body(request_json: bytes) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Symbol:
     name: str  # dotted inside the module
     parameters: tuple[str, ...] | None = None  # in order, ``self`` included; None: only existence
     added: tuple[str, ...] = ()  # that a later tested release has behind them, all or none
+    moved: str | None = None  # the module where a later tested release has it
 
 
 _SCHEDULER: Final = "vllm.v1.core.sched.scheduler"
@@ -145,16 +146,27 @@ def probe(symbols: tuple[Symbol, ...] = SYMBOLS) -> None:
         _probe(symbol)
 
 
-def _probe(symbol: Symbol) -> None:
+def resolve(symbol: Symbol) -> Any:
+    """What the symbol names in this vLLM. Raises SeamMismatch when it is in none of its places."""
+    error: Exception | None = None
+    for module in filter(None, (symbol.module, symbol.moved)):
+        try:
+            target: Any = importlib.import_module(module)
+            for part in symbol.name.split("."):
+                target = getattr(target, part)
+        except (ImportError, AttributeError) as failure:
+            error = error or failure
+        else:
+            return target
     name = f"{symbol.module}.{symbol.name}"
-    try:
-        target: Any = importlib.import_module(symbol.module)
-        for part in symbol.name.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
-        raise SeamMismatch(f"{name} is missing from this vLLM ({error})") from error
+    raise SeamMismatch(f"{name} is missing from this vLLM ({error})") from error
+
+
+def _probe(symbol: Symbol) -> None:
+    target = resolve(symbol)
     if symbol.parameters is None:
         return
     found = tuple(inspect.signature(target).parameters)
     if found not in (symbol.parameters, symbol.parameters + symbol.added):
+        name = f"{symbol.module}.{symbol.name}"
         raise SeamMismatch(f"{name} takes {found} in this vLLM; Retire needs {symbol.parameters}")

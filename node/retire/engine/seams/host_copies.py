@@ -63,7 +63,7 @@ def _layers(caches: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int, int
 
 
 def _first(cache: torch.Tensor) -> int:
-    return cache.storage_offset() * cache.element_size()
+    return int(cache.storage_offset()) * cache.element_size()
 
 
 def _extent(cache: torch.Tensor) -> int:
