@@ -29,7 +29,7 @@ lint: setup ## rules, formatting, types and layers; no tests
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
 	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
-test: lint kube-tools ## lint and all tests but those of images (as root: e2e as well)
+test: lint kube-tools ## lint, and the tests but those of e2e and images, the cheap ones first
 	$(PY) scripts/run_tests.py
 
 test-next: setup ## the engine's tests on vLLM 0.32.0, in an environment of its own (docs/vllm-versions.md)
@@ -37,7 +37,7 @@ test-next: setup ## the engine's tests on vLLM 0.32.0, in an environment of its 
 	.cache/next/venv/bin/python scripts/run_tests.py fence tier engine engine_api -- -W ignore
 
 e2e: setup kube-tools ## helm install on a real API server, pods as processes, every scenario (needs root)
-	RETIRE_TEST_JOBS=1 $(PY) scripts/run_tests.py kubernetes e2e
+	$(PY) scripts/run_tests.py kubernetes e2e
 
 images: setup ## build and try the container images with buildah and podman (needs root)
 	scripts/images

@@ -4,10 +4,10 @@ A process of its own for every folder: vLLM is imported only where it is needed,
 leaves in memory ends with its folder. Several may run at once, for most wait most of the time; what
 a folder printed is shown when it has ended. Folders that need a Kubernetes API server wait for its
 binaries, which are built beside the others. Fails when a folder fails, or has no test. Without a
-FOLDER all run but those APART; who is not root runs none of ROOT_ONLY, and is told so.
+FOLDER all run but those APART.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
-RETIRE_TEST_JOBS: how many at once (2).
+RETIRE_TEST_JOBS: how many at once (1).
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "out" / "tests"
-# The longest waits most of its time: the cheap ones run beside it. A folder that is not named runs
-# last: none is forgotten.
-ORDER = ("e2e", "architecture", "protocol", "mailbox", "fence", "tier", "simulation", "telemetry")
+# Cheap first. A folder that is not named runs last: none is forgotten.
+ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation", "telemetry")
 ORDER += ("client", "cli", "registry", "chart", "crd", "kubectl", "operator_unit", "sidecar")
-ORDER += ("operator_registry", "stack", "engine_api", "engine", "distributed", "bench")
-ORDER += ("kubernetes",)
-APART = frozenset(("images",))  # `make images`: fetches a Debian
-# Pods are processes in namespaces of their own.
-ROOT_ONLY = frozenset(("e2e", "kubernetes"))
+ORDER += ("operator_registry", "engine_api", "engine", "distributed", "bench", "stack", "e2e")
+APART = frozenset(("e2e", "images", "kubernetes"))  # `make e2e`, `make images`: need root
 # Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
     ("bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "operator_registry", "operator_unit")
@@ -57,15 +53,6 @@ def folders() -> list[str]:
     """Every folder under tests/ that holds a test file, in the order to run."""
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     return sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else 99, name))
-
-
-def runnable() -> list[str]:
-    """All folders but those APART, for root."""
-    found = [folder for folder in folders() if folder not in APART]
-    if os.geteuid() == 0:
-        return found
-    print(f"not root, so that these are left out: {', '.join(sorted(ROOT_ONLY))}", flush=True)
-    return [folder for folder in found if folder not in ROOT_ONLY]
 
 
 def run(folder: str, arguments: list[str]) -> Outcome:
@@ -167,8 +154,8 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
-    chosen = names or runnable()
-    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "2"))
+    chosen = names or [folder for folder in folders() if folder not in APART]
+    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "1"))
     outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
     broken = [one.folder for one in outcomes if one.status]
