@@ -13,7 +13,7 @@ from retire.engine.publication import CURRENT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM warns while it is imported
-    pytest.mark.timeout(120),  # and takes its time
+    pytest.mark.timeout(300),  # and takes its time
 ]
 SMALL: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,

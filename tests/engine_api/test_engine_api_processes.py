@@ -49,7 +49,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[tuple[ScriptedSidecar, str]]:
         sys.executable, str(HERE / "engine_api_two_servers.py"), "--api-server-count", "2",
         "--api-key", "sekret", "--model", str(tiny_model()), "--served-model-name", "m",
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager",
-        "--max-model-len", "2048", "--block-size", "16",
+        "--max-model-len", "2048", "--block-size", "32",  # 0.32 takes multiples of 32
     ]  # fmt: skip
     log = (tmp_path / "log").open("wb")
     server = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
