@@ -30,6 +30,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # n-gram drafts: its pool sets 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from bench.tiny_models import VOCABULARY, tiny_model
+from retire.engine.seams.pages import pages_of
 from retire.engine.tag import EXTRA_ARG, Tag
 from retire.mailbox import MailboxWriter
 from retire.protocol.versions import Authority, ScopeKey, Version
@@ -256,9 +257,7 @@ class Lab:
         return self._forwards[0]
 
     def _pages(self, block_id: int) -> Iterator[Any]:
-        for pages in self._runner.kv_caches:
-            blocks = 0 if pages.shape[0] == self.scheduler.kv.total_blocks + 1 else 1
-            yield pages.select(blocks, block_id)
+        return pages_of(self._runner.kv_caches, block_id, self.scheduler.kv.total_blocks + 1)
 
     def overwrite_blocks(self, block_ids: Iterable[int]) -> dict[int, list[Any]]:
         """Fill pages with noise; returns what they held."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from retire.engine import plugin
+from retire.engine.seams.pages import pages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 class LabWorker(CPUWorker):
@@ -74,21 +75,15 @@ def digests(worker: Any, blocks: int, block_ids: Sequence[int]) -> list[str]:
     return [
         hashlib.sha256(page.contiguous().numpy().tobytes()).hexdigest()
         for block_id in block_ids
-        for page in pages(worker.model_runner, blocks, block_id)
+        for page in pages_of(worker.model_runner.kv_caches, block_id, blocks)
     ]
 
 
 def overwrite(worker: Any, blocks: int, block_ids: Sequence[int]) -> None:
     """Fill pages with noise, the same on no two ranks."""
     for block_id in block_ids:
-        for page in pages(worker.model_runner, blocks, block_id):
+        for page in pages_of(worker.model_runner.kv_caches, block_id, blocks):
             page.uniform_(-1.0, 1.0)
-
-
-def pages(model_runner: Any, blocks: int, block_id: int) -> Iterator[Any]:
-    """The parts of each layer's cache that belong to a block."""
-    for cache in model_runner.kv_caches:
-        yield cache.select(0 if cache.shape[0] == blocks else 1, block_id)
 
 
 def spoil_copy(worker: Any, rank: int, copy: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,3 +116,34 @@ def test_requests_without_a_scope_do_not_wait(lab: Lab) -> None:
     assert seen[0] is not None
     lab.run()
     lab.fence(lab.key)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True], ids=["", "control"])
+def test_a_request_that_a_cache_reset_preempted_is_not_rolled_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    """It starts from nothing already; rolled back as well, it would count below nothing."""
+    if rolled_back:
+        monkeypatch.setattr("retire.engine.seams.step_fence.RequestStatus", Mock(PREEMPTED=None))
+    mine = prompt_tokens(40, 33)
+    alone = lab.submit("alone", mine, max_tokens=12)
+    lab.run()
+    lab.clean()
+    beside = lab.submit("beside", mine, max_tokens=12)
+    lab.run(lambda: len(beside.tokens) >= 2)
+    lab.submit("old", OLD, lab.tag(lab.key))
+
+    def event() -> None:
+        with contextlib.suppress(RuntimeError):  # vLLM: blocks of the step are not free yet
+            lab.scheduler.reset_prefix_cache(reset_running_requests=True)
+        lab.advance(lab.key)
+
+    with lab.at_layer(2, event):
+        lab.step()
+    assert (lab.request("beside").num_computed_tokens < 0) is rolled_back
+    if rolled_back:  # the engine would fail on it
+        lab.request("beside").num_computed_tokens = 0
+        lab.engine.abort_request(["beside", "old"])
+        return
+    lab.run()
+    assert beside.tokens == alone.tokens

@@ -38,6 +38,7 @@ CERTIFICATE = {
 FENCED = {
     "participants": [], "requests": [], "residual_ms": None, "branch": None, "predicted_ms": None,
     "pinned_blocks": 0, "quota_left": None,
+    "host": {"bytes": 0, "bytes_left": 0, "refused": None},
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from retire.engine.headers import Claim
 from retire.engine.link import SidecarLink
 from retire.engine.settings import Settings
 from retire.protocol.codec import receipt_from_dict
-from retire.protocol.contract import Contract, Receipt, StopReason
+from retire.protocol.contract import Contract, Receipt, StopReason, Tier
 from retire.protocol.errors import RegistryUnavailable, Unavailable, VersionConflict
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar.client import Mutation
@@ -67,6 +67,7 @@ FENCED = {
     "predicted_ms": 200.0,
     "pinned_blocks": 4,
     "quota_left": 6,
+    "host": {"bytes": 0, "bytes_left": 0, "refused": "host_bytes"},
 }
 SIGNED = {
     "certified_tokens": 48,
@@ -213,6 +214,7 @@ async def test_without_a_successor_the_prefix_stays_pinned(world: World) -> None
     receipt = await handoff.receipt
     assert receipt.pin is not None
     assert (receipt.pin.blocks, receipt.pin.expires_s, receipt.pin.quota_left) == (4, 30.0, 6)
+    assert (receipt.pin.tier, receipt.extra) == (Tier.HBM, {"host_refused": "host_bytes"})
     assert receipt.stop_reason is None
 
 

@@ -125,7 +125,7 @@ def test_the_host_runs_ahead_as_far_as_the_bound_allows(
 
 def test_a_step_that_somebody_needs_whole_is_not_stopped() -> None:
     """It is not even armed; beside the same work without that need it is."""
-    plan = control().plan(1, {"old": (0, 2048), "plain": (7, 100)}, TAGS, whole=True)
+    plan = control().plan(1, {"old": (0, 2048), "plain": (7, 100)}, TAGS, whole=lambda: True)
     assert plan is not None and not plan.may_stop and not plan.armed
     plan = control().plan(2, {"old": (0, 2048), "plain": (7, 100)}, TAGS)
     assert plan is not None and plan.may_stop

@@ -13,7 +13,7 @@ import pytest_asyncio
 from sidecar_world import Gate, Sidecar, Story, collected
 
 from retire.protocol import codec
-from retire.protocol.contract import Fence, FenceBranch
+from retire.protocol.contract import Contract, Fence, FenceBranch, Tier
 from retire.protocol.errors import (
     IdempotencyConflict,
     InvalidField,
@@ -25,6 +25,7 @@ from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar import convert
 from retire.sidecar.client import Mutation, _stream, _unary
 from retire.sidecar.pb import node_pb2 as pb
+from retire.sidecar.tracks import Track
 
 FIRST = Version(1, 0)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -133,6 +134,46 @@ async def test_receipts_of_the_engine_reach_the_caller(gate: Gate, key: ScopeKey
     assert receipt.pin is not None and receipt.pin.blocks == 32
     assert receipt.requests[0].last_published_index == 11
     assert set(receipt.stages_ms) == {"commit", "unpublishable", "fence"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "tier", "extra"),
+    [
+        (pb.Fenced(pinned_blocks=3, tier="dram"), Tier.DRAM, {}),
+        (
+            pb.Fenced(pinned_blocks=3, tier="hbm", host_refused="host_quota"),
+            Tier.HBM,
+            {"host_refused": "host_quota"},
+        ),
+    ],
+    ids=["in host memory", "refused"],
+)
+async def test_a_receipt_says_where_the_prefix_is(
+    gate: Gate, key: ScopeKey, kept: pb.Fenced, tier: Tier, extra: dict[str, object]
+):
+    """What the engine did, not what the contract asked for."""
+    gate.fence_reply = kept
+    story = Story(gate.client, key)
+    await story.join()
+    asked = Contract(tier=Tier.DRAM)
+    await collected(gate.client.supersede(story.key, story.mutation(FIRST), contract=asked))
+    view = await gate.client.inspect(story.key)
+    receipt = codec.receipt_from_dict(json.loads(view.receipts_json[0]))
+    assert receipt.pin is not None and receipt.pin.tier is tier
+    assert receipt.extra == extra
+
+
+def test_the_receipts_of_several_engines_are_one():
+    """Blocks are added up, the smallest quota and the scarcest memory are named."""
+    parts = [
+        pb.Fenced(pinned_blocks=3, tier="dram", quota_left=9, residual_ms=1.0),
+        pb.Fenced(pinned_blocks=4, tier="hbm", quota_left=7, host_refused="off"),
+        pb.Fenced(pinned_blocks=0),
+    ]
+    merged = Track(0.0).with_deliveries(parts)
+    assert (merged.pinned_blocks, merged.tier, merged.host_refused) == (7, "hbm", "off")
+    assert (merged.quota_left, merged.residual_ms) == (7, 1.0)
+    assert Track(0.0).with_deliveries(parts[:1]).tier == "dram"
 
 
 async def test_a_fence_that_fails_is_named_missing(start: Callable[..., Sidecar], key: ScopeKey):

@@ -235,9 +235,7 @@ def receipt_of(facts: Facts) -> Receipt:
 
 
 def _extra(facts: Facts) -> dict[str, object]:
-    extra: dict[str, object] = {}
-    if facts.fenced.missing:
-        extra["missing"] = list(facts.fenced.missing)
+    extra = convert.extra_from(facts.fenced)
     if restore := (facts.certificate or {}).get("restore"):
         extra["restore"] = restore  # what became of the copy in host memory
     return extra
@@ -261,16 +259,14 @@ def _stages_ms(facts: Facts) -> dict[str, float]:
 
 def _pin(facts: Facts) -> PinLease | None:
     """What is still pinned: for an admitted successor the engine says, else what the fence kept."""
-    left = facts.fenced.quota_left if facts.fenced.HasField("quota_left") else None
     match facts.outcome:
         case Admitted():
             pin = (facts.certificate or {}).get("pin")
             if pin is None:
                 return None
             return PinLease(pin["blocks"], Tier(pin["tier"]), pin["expires_s"], pin["quota_left"])
-        case NoSuccessor() if facts.fenced.pinned_blocks:
-            contract = facts.order.contract
-            return PinLease(facts.fenced.pinned_blocks, contract.tier, contract.ttl_s, left)
+        case NoSuccessor():
+            return convert.pin_from(facts.fenced, facts.order.contract)
         case _:
             return None
 

@@ -205,12 +205,10 @@ def _check_parent(key: ScopeKey, parent: str) -> None:
     try:
         ScopeKey(key.tenant, parent)
     except InvalidField as error:
-        must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
-        raise InvalidField("x-retire-parent", parent, must_be) from None
+        raise error.renamed("x-retire-parent", parent) from None
 
 
 def _renamed(error: InvalidField, scope: str, tenant: str) -> InvalidField:
     """The same complaint under the name of the header that carried the value."""
-    must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
     value = tenant if error.field == "tenant" else scope
-    return InvalidField(f"x-retire-{error.field}", value, must_be)
+    return error.renamed(f"x-retire-{error.field}", value)

@@ -26,6 +26,7 @@ from retire.engine.replies import NO_SIDECAR
 from retire.engine.warming import Context, Warming
 from retire.mailbox import MailboxView, Overlaps
 from retire.protocol.codec import receipt_to_dict
+from retire.protocol.contract import Tier
 from retire.protocol.errors import InvalidField, RetireError, Unavailable
 from retire.protocol.history import Published
 from retire.sidecar import convert
@@ -150,6 +151,8 @@ class SidecarLink:
             predicted_ms=answer["predicted_ms"],
             pinned_blocks=answer["pinned_blocks"],
             quota_left=answer["quota_left"],
+            tier=_tier(answer),
+            host_refused=answer["host"]["refused"] or "",
             ms=(time.perf_counter() - started) * 1e3,
         )
         self.late.fenced(key, fenced)
@@ -263,3 +266,10 @@ def _live(request: dict[str, Any]) -> pb.LiveRequest:
         prompt_tokens=request["prompt_tokens"],
         output_tokens=request["output_tokens"],
     )
+
+
+def _tier(fenced: dict[str, Any]) -> str:
+    """Where the engine keeps what a FENCE left; empty: it keeps nothing."""
+    if not fenced["pinned_blocks"]:
+        return ""
+    return (Tier.DRAM if fenced["host"]["bytes"] else Tier.HBM).value

@@ -16,7 +16,7 @@ from retire.engine.step_plan import ScopedWork, StepPlan
 from retire.protocol.contract import Fence, FenceBranch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from retire.engine.step_plan import Ended
     from retire.engine.tag import Tag
@@ -48,11 +48,11 @@ class StepControl:
         work: Mapping[str, tuple[int, int]],
         tags: Mapping[str, Tag],
         *,
-        whole: bool = False,
+        whole: Callable[[], bool] = lambda: False,
     ) -> StepPlan | None:
         """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope.
 
-        ``whole``: somebody in the step needs all of it.
+        ``whole``: whether somebody in the step needs all of it; asked only where it decides.
         """
         scoped = tuple(
             ScopedWork(request_id, tags[request_id].slot, start, tokens)
@@ -64,14 +64,12 @@ class StepControl:
         tokens = sum(tokens for _, tokens in work.values())
         predicted_ms = self.times.predicted_ms(tokens)
         long = max(one.tokens for one in scoped) >= fence_policy.LONG_STEP_TOKENS
-        may_stop = self.may_stop and not whole
-        armed = (
-            may_stop
-            and long
-            and fence_policy.worth_arming(predicted_ms, tokens=tokens, bound_ms=self.bound_ms)
+        worth = long and fence_policy.worth_arming(
+            predicted_ms, tokens=tokens, bound_ms=self.bound_ms
         )
+        may_stop = self.may_stop and (worth or not self.ahead) and not whole()
+        armed = may_stop and worth
         self._serial += 1
-        may_stop = may_stop and (armed or not self.ahead)
         plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms)
         self._running[step] = plan
         return plan

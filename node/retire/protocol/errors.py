@@ -53,6 +53,11 @@ class InvalidField(RetireError):
             shown = f"{shown[:_SHOWN]}... ({len(shown)} characters)"
         super().__init__(f"{field} must be {must_be}; got {shown}")
         self.field = field
+        self.must_be = must_be
+
+    def renamed(self, field: str, value: object) -> InvalidField:
+        """The same complaint under the name by which the caller gave the value."""
+        return InvalidField(field, value, self.must_be)
 
     def details(self) -> dict[str, Any]:
         """The field that is wrong."""

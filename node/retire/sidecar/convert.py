@@ -17,6 +17,7 @@ from retire.protocol.contract import (
     GateResult,
     Inherit,
     Participant,
+    PinLease,
     Policy,
     RetiredRequest,
     Tier,
@@ -160,6 +161,28 @@ def _member(kind: type[E], text: str, field: str) -> E:
     except ValueError:
         names = ", ".join(str(member.value) for member in kind)
         raise InvalidField(field, text, f"one of {names}") from None
+
+
+def pin_from(fenced: pb.Fenced, contract: Contract) -> PinLease | None:
+    """What a FENCE has kept for a successor under its contract; None: nothing."""
+    if not fenced.pinned_blocks:
+        return None
+    return PinLease(
+        blocks=fenced.pinned_blocks,
+        tier=Tier(fenced.tier) if fenced.tier else Tier.HBM,
+        expires_s=contract.ttl_s,
+        quota_left=fenced.quota_left if fenced.HasField("quota_left") else None,
+    )
+
+
+def extra_from(fenced: pb.Fenced) -> dict[str, object]:
+    """What a receipt adds: nodes that are ``missing``, why host memory was ``host_refused``."""
+    extra: dict[str, object] = {}
+    if fenced.missing:
+        extra["missing"] = list(fenced.missing)
+    if fenced.host_refused:
+        extra["host_refused"] = fenced.host_refused
+    return extra
 
 
 def fence_from(fenced: pb.Fenced) -> Fence | None:

@@ -115,7 +115,7 @@ class Joins:
                 key, term=term, policy=record.policy, parent=parent
             )
         except InvalidField as error:
-            raise _renamed(error, parent) from None
+            raise error.renamed("x-retire-parent", parent) from None
         entry.parent = record.parent
 
     async def _shared(self, key: ScopeKey) -> tuple[Entry, bool]:
@@ -187,9 +187,3 @@ class Joins:
         if key in self._ports.scopes or key in self._running:  # joined again meanwhile
             return
         await self._ports.registry.leave(key, term=own.term, node=own.node)
-
-
-def _renamed(error: InvalidField, parent: str) -> InvalidField:
-    """The registry's complaint under the name of the header that carried the parent."""
-    must_be = str(error).split(" must be ", 1)[1].rsplit("; got ", 1)[0]
-    return InvalidField("x-retire-parent", parent, must_be)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from retire.protocol.contract import GateOutcome, GateResult
+from retire.protocol.contract import GateOutcome, GateResult, Tier
 from retire.sidecar.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
@@ -78,24 +78,26 @@ class Track:
 
     def fenced(self) -> pb.Fenced:
         """Receipts of all engines in one: requests together, residual the longest, pins the sum."""
+        return self._merged(self.fences)
+
+    def with_deliveries(self, fences: list[pb.Fenced]) -> pb.Fenced:
+        """Receipts of this host's engines for another node, with what its gates delivered."""
+        merged = self._merged(fences)
+        for part in fences:
+            merged.participants.extend(part.participants)
+        return merged
+
+    def _merged(self, fences: list[pb.Fenced]) -> pb.Fenced:
         merged = pb.Fenced()
-        for part in self.fences:
+        for part in fences:
             merged.requests.extend(part.requests)
-            merged.pinned_blocks += part.pinned_blocks
             if part.HasField("residual_ms"):
                 _keep_longest(merged, part)
             if part.HasField("quota_left"):
                 known = merged.HasField("quota_left")
                 left = min(merged.quota_left, part.quota_left) if known else part.quota_left
                 merged.quota_left = left
-        self._add_delivery(merged)
-        return merged
-
-    def with_deliveries(self, fences: list[pb.Fenced]) -> pb.Fenced:
-        """Receipts of this host's engines for another node, with what its gates delivered."""
-        merged = pb.Fenced()
-        for part in fences:
-            merged.MergeFrom(part)
+            _add_kept(merged, part)
         self._add_delivery(merged)
         return merged
 
@@ -107,6 +109,14 @@ class Track:
                 request.last_published_index = left.pop(request.request_id)
         for request_id, index in left.items():
             merged.requests.add(request_id=request_id, state="finished", last_published_index=index)
+
+
+def _add_kept(merged: pb.Fenced, part: pb.Fenced) -> None:
+    """Blocks are added up; if any of them stay in HBM, the scarcer memory is named."""
+    merged.pinned_blocks += part.pinned_blocks
+    if part.tier:
+        merged.tier = part.tier if merged.tier in ("", part.tier) else Tier.HBM.value
+    merged.host_refused = merged.host_refused or part.host_refused
 
 
 def _keep_longest(merged: pb.Fenced, part: pb.Fenced) -> None:

@@ -16,7 +16,7 @@ from retire.protocol.errors import InvalidField
 from retire.telemetry.names import HISTORY_DIGESTS_ENV
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def wanted() -> bool:
@@ -44,15 +44,22 @@ def reader(core: Any) -> Callable[[tuple[int, ...]], tuple[str, ...]]:
 def of_blocks(worker: Any, blocks: tuple[int, ...], total: int) -> list[str]:
     """In a worker: SHA-256 of each block's pages, layer after layer, in hexadecimal."""
     caches = worker.model_runner.kv_caches
-    return [_digest(caches, block, total) for block in blocks]
+    return [_digest(pages_of(caches, block, total)) for block in blocks]
 
 
-def _digest(caches: list[Any], block: int, total: int) -> str:
+def pages_of(caches: list[Any], block: int, total: int) -> Iterator[Any]:
+    """What a block has in each layer's cache. ``total``: of the pool, the null block included.
+
+    Layouts: ``[blocks, ...]`` and ``[2, blocks, ...]`` (keys and values apart).
+    """
+    for cache in caches:
+        yield cache.select(0 if cache.shape[0] == total else 1, block)
+
+
+def _digest(pages: Iterator[Any]) -> str:
     import torch
 
     found = hashlib.sha256()
-    for pages in caches:
-        axis = 0 if pages.shape[0] == total else 1  # layouts: [blocks, ...] and [2, blocks, ...]
-        page = pages.select(axis, block).contiguous().view(torch.uint8)
-        found.update(page.cpu().numpy().tobytes())
+    for page in pages:
+        found.update(page.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return found.hexdigest()

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
 
 from retire.engine.participants import Participants, Rank
+from retire.engine.seams import versions
 from retire.engine.step_plan import ABANDONED, PLAN
 from retire.mailbox import ProgressLines
 
@@ -69,7 +71,7 @@ class StepFence:
             for request_id, tokens in output.num_scheduled_tokens.items()
         }
         plan = self.steps.plan(
-            id(output), work, self.tags, whole=any(map(self._reads_its_prompt, work))
+            id(output), work, self.tags, whole=lambda: any(map(self._reads_its_prompt, work))
         )
         if plan is None:
             return
@@ -124,6 +126,9 @@ class StepFence:
         for request_id, tokens in step.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
+                continue
+            if request.status == RequestStatus.PREEMPTED:  # the cache was reset meanwhile
+                versions.forget_stale_frames(request)
                 continue
             if isinstance(self, AsyncScheduler) and not request.is_prefill_chunk:
                 drafts = step.scheduled_spec_decode_tokens.get(request_id, ())

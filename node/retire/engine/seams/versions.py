@@ -56,6 +56,16 @@ def keep_windows(scheduler: Any) -> None:
         scheduler.kv_cache_manager.coordinator.retention_interval = None
 
 
+def forget_stale_frames(request: Any) -> None:
+    """The output that was in flight when a request was preempted does not come any more.
+
+    0.26 drops as many outputs as were awaited, and would drop later ones instead. 0.32 counts the
+    scheduled tokens of every step, also of one without output.
+    """
+    if hasattr(request, "async_tokens_to_discard"):
+        request.async_tokens_to_discard = 0
+
+
 @contextmanager
 def short_chunks(scheduler: Any, tokens: int) -> Iterator[None]:
     """Within, no step computes more than ``tokens`` tokens of a prompt.

@@ -275,8 +275,8 @@ class HostTier:
 
     def expire(self, now_s: float) -> None:
         """Give up the copies whose lease is over, and restores that are late."""
-        for records in self.retained.records.values():
-            for record in records:
+        for key in {stored.key for stored in self._kept.values()}:
+            for record in self.retained.records.get(key, ()):
                 if record.copy is not None and record.copy.expires_s <= now_s:
                     self.drop(record)
         self.restores.expire(now_s)

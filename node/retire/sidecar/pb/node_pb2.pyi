@@ -168,7 +168,7 @@ class RetiredRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., frontier_tokens: _Optional[int] = ..., last_published_index: _Optional[int] = ...) -> None: ...
 
 class Fenced(_message.Message):
-    __slots__ = ("participants", "requests", "residual_ms", "pinned_blocks", "quota_left", "ms", "missing", "branch", "predicted_ms")
+    __slots__ = ("participants", "requests", "residual_ms", "pinned_blocks", "quota_left", "ms", "missing", "branch", "predicted_ms", "tier", "host_refused")
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,8 @@ class Fenced(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_MS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    HOST_REFUSED_FIELD_NUMBER: _ClassVar[int]
     participants: _containers.RepeatedCompositeFieldContainer[Participant]
     requests: _containers.RepeatedCompositeFieldContainer[RetiredRequest]
     residual_ms: float
@@ -187,7 +189,9 @@ class Fenced(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     branch: str
     predicted_ms: float
-    def __init__(self, participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RetiredRequest, _Mapping]]] = ..., residual_ms: _Optional[float] = ..., pinned_blocks: _Optional[int] = ..., quota_left: _Optional[int] = ..., ms: _Optional[float] = ..., missing: _Optional[_Iterable[str]] = ..., branch: _Optional[str] = ..., predicted_ms: _Optional[float] = ...) -> None: ...
+    tier: str
+    host_refused: str
+    def __init__(self, participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RetiredRequest, _Mapping]]] = ..., residual_ms: _Optional[float] = ..., pinned_blocks: _Optional[int] = ..., quota_left: _Optional[int] = ..., ms: _Optional[float] = ..., missing: _Optional[_Iterable[str]] = ..., branch: _Optional[str] = ..., predicted_ms: _Optional[float] = ..., tier: _Optional[str] = ..., host_refused: _Optional[str] = ...) -> None: ...
 
 class ScopeRequest(_message.Message):
     __slots__ = ("key", "expected", "idempotency_key", "body_digest", "traceparent")
