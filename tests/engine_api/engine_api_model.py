@@ -73,6 +73,7 @@ class Run:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    place: int = 0
 
     def __post_init__(self) -> None:
         self.request_id = self.name

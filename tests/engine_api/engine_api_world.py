@@ -89,7 +89,8 @@ class StreamingApp:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for number in range(self.frames):
-            body = b"data: " + json.dumps({"n": number, "pad": self.pad}).encode() + b"\n\n"
+            event = {"n": number, "pad": self.pad, "choices": [{"index": 0}]}
+            body = b"data: " + json.dumps(event).encode() + b"\n\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
             self.handed += 1
             await asyncio.sleep(self.pause_s)

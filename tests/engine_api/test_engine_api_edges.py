@@ -231,6 +231,7 @@ async def test_the_history_records_what_went_out_and_nothing_after_the_switch(no
                         "deliveries": deliveries,
                         "wake": _nothing,
                         "prompt_tokens": 3,
+                        "place": 0,
                     },
                 )()
             )

@@ -107,9 +107,8 @@ async def test_an_untagged_call_is_untouched(node: Node) -> None:
         httpx.AsyncClient() as client,
     ):
         answer = await client.post(f"http://127.0.0.1:{port}/v1/completions")
-    assert (
-        answer.text == 'data: {"n": 0, "pad": ""}\n\ndata: {"n": 1, "pad": ""}\n\ndata: [DONE]\n\n'
-    )
+    frames = [f'{{"n": {n}, "pad": "", "choices": [{{"index": 0}}]}}' for n in range(2)]
+    assert answer.text == "".join(f"data: {frame}\n\n" for frame in (*frames, "[DONE]"))
     assert "x-retire-version" not in answer.headers
 
 

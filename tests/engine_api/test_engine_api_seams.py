@@ -30,7 +30,7 @@ class Engine:
         self.publication = publication
         self.processor = OutputProcessor(None, log_stats=False, stream_interval=stream_interval)
 
-    def add(self, kind: str, n: int = 1) -> Any:
+    def add(self, kind: str, n: int = 1, name: str = "r-1") -> Any:
         """Add a request as ``AsyncLLM.add_request`` does; returns its collector."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         from vllm.v1.engine import EngineCoreRequest, async_llm
@@ -38,15 +38,16 @@ class Engine:
 
         params = SamplingParams(n=n, output_kind=RequestOutputKind[kind], detokenize=False)
         request = EngineCoreRequest(
-            request_id="r-1", prompt_token_ids=[1, 2], mm_features=None, sampling_params=params,
+            request_id=name, prompt_token_ids=[1, 2], mm_features=None, sampling_params=params,
             pooling_params=None, arrival_time=0.0, lora_request=None, cache_salt=None,
             data_parallel_rank=None,
         )  # fmt: skip
         request.external_req_id = "r"
         token = CURRENT.set(self.publication)
         if self.publication is not None:
-            self.publication.expected_choices, self.publication.expected_id = n, "r"
-        collector = async_llm.RequestOutputCollector(params.output_kind, "r-1")
+            self.publication.expected_choices = n
+            self.publication.expected_id = "r" if name == "r-1" else name
+        collector = async_llm.RequestOutputCollector(params.output_kind, name)
         CURRENT.reset(token)
         parent = ParentRequest(request) if n > 1 else None
         for index in range(n):
@@ -70,6 +71,11 @@ class Engine:
             for name, ids in tokens.items()
         ]
         return self.processor.process_outputs(outputs, 0.0, None)
+
+
+def chunk(index: int) -> bytes:
+    """A frame as a completion stream writes it."""
+    return b'data: {"choices":[{"index":%d,"text":"x"}]}\n\n' % index
 
 
 @pytest.fixture
@@ -183,19 +189,42 @@ async def test_an_engine_error_is_raised_even_while_the_lease_is_away(
 async def test_delivered_tokens_are_counted_by_choice(
     node: Node, publication: Publication, kind: str
 ) -> None:
-    """The last published index is of what the consumer finished with, not of what it holds."""
+    """The last published index is of the frames that went out, not of what the consumer holds."""
     engine = Engine(publication)
     collector = engine.add(kind, 3)
     engine.emit({"0_r-1": [7, 8], "1_r-1": [9]})
     await collector.get()
     assert publication.last_published() == {}
-    assert collector.get_nowait() is None  # the consumer is back: the first output went out
+    publication.wrote(chunk(1), complete=False)  # one of its two frames
+    assert publication.last_published() == {"1_r-1": 0}
+    publication.wrote(chunk(0), complete=False)
     assert publication.last_published() == {"0_r-1": 1, "1_r-1": 0}
     engine.emit({"0_r-1": [5]})
     await collector.get()
     assert publication.last_published() == {"0_r-1": 1, "1_r-1": 0}
-    publication.wrote(complete=True)
+    publication.wrote(b"", complete=True)
     assert publication.last_published() == {"0_r-1": 2, "1_r-1": 0}
+    assert publication.usage()["completion_tokens"] == 4
+
+
+async def test_an_item_that_is_dequeued_ahead_is_not_counted(
+    node: Node, publication: Publication
+) -> None:
+    """Where two prompts share a response, each has an item beside the one that is being written."""
+    engines = [Engine(publication), Engine(publication)]
+    collectors = [each.add(DELTA, name=f"cmpl-r-{i}") for i, each in enumerate(engines)]
+    for tokens in ([7, 8], [9]):
+        engines[1].emit({"cmpl-r-1": tokens})
+        await collectors[1].get()
+    assert publication.last_published() == {}
+    publication.wrote(chunk(1), complete=False)
+    assert publication.last_published() == {"cmpl-r-1": 1}
+    publication.wrote(chunk(1), complete=False)
+    assert publication.last_published() == {"cmpl-r-1": 2}
+    engines[0].emit({"cmpl-r-0": [3]})
+    await collectors[0].get()
+    publication.wrote(chunk(0), complete=False)
+    assert publication.last_published() == {"cmpl-r-0": 0, "cmpl-r-1": 2}
 
 
 async def test_stale_output_is_dropped_before_it_is_detokenized(
@@ -224,22 +253,6 @@ async def test_a_request_added_after_the_end_is_aborted(
     assert (await collector.get()).finished
     await asyncio.sleep(0)
     assert node.aborted == [["r-1"]]
-
-
-async def test_a_frame_that_waits_for_the_socket_is_not_counted(
-    node: Node, publication: Publication
-) -> None:
-    """A middleware may let the consumer run ahead of the socket; the count must not."""
-    engine = Engine(publication)
-    collector = engine.add(DELTA)
-    engine.emit({"r-1": [7]})
-    await collector.get()
-    publication.frame_waits = True
-    assert collector.get_nowait() is None
-    assert publication.last_published() == {}
-    publication.frame_waits = False
-    assert collector.get_nowait() is None
-    assert publication.last_published() == {"r-1": 0}
 
 
 async def test_output_of_others_passes_the_same_step(node: Node, publication: Publication) -> None:

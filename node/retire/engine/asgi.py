@@ -124,7 +124,6 @@ class GuardedSend:
     async def __call__(self, message: Message) -> None:
         """Publish one ASGI message of the application, or drop it."""
         if self._complete or (self._publication.ended is not None and self._gated()):
-            self._publication.frame_waits = True  # for ever: what it held was not published
             return  # the terminal event is, or will be, the last thing this response says
         if message["type"] == "http.response.start":
             await self._start(message)
@@ -157,12 +156,6 @@ class GuardedSend:
         return {**head, "headers": [*head.get("headers", ()), (VERSION_HEADER, version)]}
 
     async def _publish(self, message: Message) -> bool:
-        self._publication.frame_waits = True
-        passed = await self._publish_when_open(message)
-        self._publication.frame_waits = not passed  # a dropped frame never leaves
-        return passed
-
-    async def _publish_when_open(self, message: Message) -> bool:
         while True:
             await self._drained()
             if self._open():
@@ -182,13 +175,11 @@ class GuardedSend:
     async def _write(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
-        else:
-            if self._publication.streaming:
-                message = self._stamped(message)
-            self._complete = not message.get("more_body", False)
-        await self._send(message)
-        if message["type"] == "http.response.body":
-            self._publication.wrote(complete=self._complete)
+            await self._send(message)
+            return
+        self._complete = not message.get("more_body", False)
+        await self._send(self._stamped(message) if self._publication.streaming else message)
+        self._publication.wrote(message.get("body", b""), complete=self._complete)
 
     def _stamped(self, message: Message) -> Message:
         """Put the version into an event's JSON, by splicing bytes before its last brace."""

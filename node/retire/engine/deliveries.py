@@ -5,6 +5,7 @@ Pure bookkeeping. Must never import vLLM, nor know gates, sockets or clocks.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,46 +16,53 @@ COMPLETED_REQUESTS_MAX: Final = 16  # of each
 
 
 class Deliveries:
-    """Output tokens of one engine request: dequeued by the consumer, and surely handed over.
+    """Output tokens of one engine request, by choice: dequeued by the consumer, and written.
 
-    A consumer that comes back for more has finished with what it took before, so that is settled.
-    Where several prompts share a response the front end dequeues one item ahead, so there the
-    settled count of one step earlier is the truth.
+    A frame tells what was dequeued for its choice. Where several prompts share a response, the
+    front end dequeues one item of each ahead of the one it writes
+    (``vllm.utils.async_utils.merge_async_iterators``), and one frame comes of each item.
     """
 
-    __slots__ = ("choices", "earlier", "recorded", "request_id", "settled", "taken")
+    __slots__ = ("_waiting", "choices", "published", "recorded", "request_id", "taken")
 
     def __init__(self, request_id: str, choices: int = 1) -> None:
         self.request_id = request_id
         self.choices = choices
         self.taken = [0] * choices
-        self.settled = self.taken
-        self.earlier = self.taken
-        self.recorded = self.taken  # as far as the history knows
+        self.published = [0] * choices
+        self.recorded = [0] * choices  # as far as the history knows
+        # Tokens so far at the item that is being written, and at the one ahead of it.
+        self._waiting: list[deque[int]] = [deque(maxlen=2) for _ in range(choices)]
 
     def take(self, choice: int, tokens: int, *, delta: bool) -> None:
         """``tokens`` of a choice were dequeued: new ones (``delta``) or all so far."""
-        if self.taken is self.settled or self.taken is self.recorded:
-            self.taken = self.taken.copy()
-        self.taken[choice] = self.taken[choice] + tokens if delta else tokens
+        if tokens:
+            self.taken[choice] = self.taken[choice] + tokens if delta else tokens
+            self._waiting[choice].append(self.taken[choice])
 
-    def settle(self) -> None:
+    def wrote(self, choice: int, *, one_ahead: bool) -> None:
+        """A frame of a choice was handed to the transport."""
+        waiting = self._waiting[choice]
+        if waiting:
+            self.published[choice] = waiting.popleft() if one_ahead else waiting[-1]
+        if not one_ahead:
+            waiting.clear()
+
+    def wrote_all(self) -> None:
         """Everything taken so far was handed to the transport."""
-        self.earlier = self.settled
-        self.settled = self.taken
+        for choice in range(self.choices):
+            self.wrote(choice, one_ahead=False)
 
-    def last_published(self, *, one_ahead: bool) -> dict[str, int]:
+    def last_published(self) -> dict[str, int]:
         """Engine request id -> index of its last published output token; absent: none was."""
-        counts = self.earlier if one_ahead else self.settled
-        return {self._engine_id(i): count - 1 for i, count in enumerate(counts) if count}
+        return {self._engine_id(i): count - 1 for i, count in enumerate(self.published) if count}
 
     def record(self) -> list[tuple[str, int]]:
-        """What was taken since the last call: (engine request id, index of its newest token)."""
-        if self.recorded is self.taken:
-            return []
-        before, self.recorded = self.recorded, self.taken
-        news = enumerate(zip(before, self.taken, strict=True))
-        return [(self._engine_id(i), new - 1) for i, (old, new) in news if new > old]
+        """What was published since the last call: (engine request id, index of its newest token)."""
+        news = [i for i in range(self.choices) if self.published[i] > self.recorded[i]]
+        for choice in news:
+            self.recorded[choice] = self.published[choice]
+        return [(self._engine_id(i), self.published[i] - 1) for i in news]
 
     def _engine_id(self, choice: int) -> str:
         """vLLM names the requests of n > 1 after their parent (``ParentRequest``)."""

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from retire.engine.deliveries import CompletedRequests
+from retire.engine.frames import choices_in
 from retire.mailbox import GateState
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Waker(Protocol):
     """A consumer that waits for output and must look at its gate again."""
 
     request_id: str  # vLLM's internal id; of the parent when n > 1
+    place: int  # of its prompt among those of one completion call
     deliveries: Deliveries
     prompt_tokens: int
     cached_tokens: int  # of the prompt: inherited, or found in the prefix cache
@@ -96,8 +98,6 @@ class Publication:
         self.work: Work | None = None  # counts for the scope's policy until this ends
         self.ended: End | None = None
         self.streaming = False  # the response is an event stream and its head was written
-        # A frame has left the application, but not for the transport; it stays so when dropped.
-        self.frame_waits = False
         self.expected_choices = 1  # n of the request that is being added (seams/tags.py)
         self.expected_id = ""  # its external id
         self.consumers: list[Waker] = []
@@ -188,22 +188,33 @@ class Publication:
             self._told.set()  # from here on the reason is fixed
         return self.ended
 
-    def wrote(self, *, complete: bool) -> None:
+    def wrote(self, body: bytes, *, complete: bool) -> None:
         """A gated part of the body is in the transport; ``complete``: it was the last one."""
-        if complete:
-            for consumer in self.consumers:
-                consumer.deliveries.settle()
+        told = choices_in(body) if self.streaming and not complete else None
+        if self.streaming or complete:
+            self._count(told)
         if self._owner.record is not None and self.tag is not None:
             for consumer in self.consumers:
                 for request_id, index in consumer.deliveries.record():
                     self._owner.record(self.tag, request_id, index)
 
+    def _count(self, told: tuple[int, ...] | None) -> None:
+        if told is None:
+            for consumer in self.consumers:
+                consumer.deliveries.wrote_all()
+            return
+        one_ahead = len(self.consumers) > 1
+        for index in told:
+            for consumer in self.consumers:
+                choice = index - consumer.place * consumer.deliveries.choices
+                if 0 <= choice < consumer.deliveries.choices:
+                    consumer.deliveries.wrote(choice, one_ahead=one_ahead)
+
     def last_published(self) -> dict[str, int]:
         """Engine request id -> index of the last output token handed to the transport."""
-        one_ahead = len(self.consumers) > 1
         published: dict[str, int] = {}
         for consumer in self.consumers:
-            published |= consumer.deliveries.last_published(one_ahead=one_ahead)
+            published |= consumer.deliveries.last_published()
         return published
 
     def usage(self) -> dict[str, int]:

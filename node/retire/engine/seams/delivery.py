@@ -33,6 +33,7 @@ class GatedCollector(RequestOutputCollector):
         super().__init__(output_kind, request_id)
         self.publication = publication
         self.external_id = publication.expected_id or request_id
+        self.place = _place(self.external_id)
         self.deliveries = Deliveries(request_id, publication.expected_choices)
         self.prompt_tokens = 0
         self.cached_tokens = 0  # of the prompt: inherited, or found in the prefix cache
@@ -44,7 +45,6 @@ class GatedCollector(RequestOutputCollector):
 
     def get_nowait(self) -> RequestOutput | PoolingRequestOutput | None:
         """What waits, if the gate is open; a final output when stale; None while it must hold."""
-        self._settle()
         state = self.publication.gate()
         if state is GateState.STALE:
             return self._terminal()
@@ -54,7 +54,6 @@ class GatedCollector(RequestOutputCollector):
 
     async def get(self) -> RequestOutput | PoolingRequestOutput:
         """The next output; never None. Holds while the publish lease is expired."""
-        self._settle()
         while True:
             state = self.publication.gate()
             if state is GateState.STALE:
@@ -69,11 +68,6 @@ class GatedCollector(RequestOutputCollector):
                 return output
             else:
                 await self.publication.held()
-
-    def _settle(self) -> None:
-        """The consumer is back: what it took before went out, if this response streams."""
-        if self.publication.streaming and not self.publication.frame_waits:
-            self.deliveries.settle()
 
     def _counted(self, output: Any) -> Any:
         if isinstance(output, RequestOutput):
@@ -115,6 +109,12 @@ def install() -> None:
 def installed() -> bool:
     """Whether the seam is in place in this process."""
     return async_llm.RequestOutputCollector is collector  # type: ignore[comparison-overlap]
+
+
+def _place(external_id: str) -> int:
+    """A completion call with several prompts names their requests ``…-0``, ``…-1``, …"""
+    tail = external_id.rpartition("-")[2]
+    return int(tail) if external_id.startswith("cmpl-") and tail.isdecimal() else 0
 
 
 def _aborted(index: int, reason: str) -> CompletionOutput:
