@@ -13,7 +13,8 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}
 # Written in two parts, so that this file does not break its own rule.
-FOREIGN_PATHS = re.compile("(?<![A-Za-z0-9_.-])(" + "/wor" + "k/|" + r"\.libr" + "ary/)")
+FOREIGN = "/".join(("", "work", ""))
+FOREIGN_PATHS = re.compile("(?<![A-Za-z0-9_.-])(" + FOREIGN + r"|\.libr" + "ary/)")
 
 
 def functions(source: str) -> list[tuple[str, int]]:
@@ -140,7 +141,7 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on(files: list[Path]
     assert guilty == []
 
 
-@pytest.mark.parametrize(("text", "caught"), [("see /wor" + "k/x", 1), ("net/work/x", 0)])
+@pytest.mark.parametrize(("text", "caught"), [(f"see {FOREIGN}x", 1), (f"net{FOREIGN}x", 0)])
 def test_such_a_path_would_be_seen(text: str, caught: int):
     """Control: the path itself, and a harmless neighbour."""
     assert len(FOREIGN_PATHS.findall(text)) == caught

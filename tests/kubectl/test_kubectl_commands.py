@@ -12,7 +12,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
 from kubectl_world import Plugin, ready, receipt
 
 from retire_operator.kubectl.app import main
@@ -236,7 +235,6 @@ def test_top_watches_until_interrupted(plugin: Plugin):
     assert process.returncode == 130
 
 
-@pytest.mark.skipif(not (HERE / "kubectl-retire").exists(), reason="the operator is not installed")
 def test_as_a_plugin_of_kubectl(plugin: Plugin):
     """kubectl finds it by its name and hands it the rest of the line."""
     plugin.create()
