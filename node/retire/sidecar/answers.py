@@ -39,6 +39,7 @@ class Answers:
         self.calls: dict[str, Call] = {}
         self._ports = ports
         self._apply = apply
+        self.on_refused: Callable[[str, str], None] = lambda *_: None  # a change, and why
         self._retentions: dict[tuple[ScopeKey, Version], asyncio.TimerHandle] = {}
         self.handlers: dict[type, Callable[..., None]] = {
             fx.AnswerCommitted: self._committed,
@@ -159,6 +160,7 @@ class Answers:
 
     def _refuse(self, entry: Entry, effect: fx.Refuse) -> None:
         call = self.calls[effect.call]
+        self.on_refused(call.change.value, effect.refusal.value)
         self._end(call, call.error or self._error(entry, call, effect))
 
     def _error(self, entry: Entry, call: Call, effect: fx.Refuse) -> errors.RetireError:

@@ -47,6 +47,7 @@ class LeaseKeeper:
         self._stored = asyncio.Event()
         self.trouble = "the registry has not answered yet"  # empty: the last renewal was granted
         self.unreachable = True
+        self.granted = self.failures = 0  # renewals
 
     @property
     def left_ms(self) -> float:
@@ -151,11 +152,13 @@ class LeaseKeeper:
             if self.trouble:
                 _log.info("lease held", extra=fields(node=own.node, term=own.term))
             self.trouble, self.unreachable = "", False
+            self.granted += 1
 
     def _failed(self, why: str, *, unreachable: bool = True) -> None:
         if not self.trouble:
             _log.warning("lease not renewed; gates close when it ends", extra=fields(why=why))
         self.trouble, self.unreachable = why, unreachable
+        self.failures += 1
         if not self.held:  # forget renewals that will never be answered
             self.drop()
 

@@ -93,6 +93,7 @@ def completed(receipt: Receipt, late: Receipt) -> Receipt:
         first_difference=late.first_difference,
         stop_reason=late.stop_reason,
         successor_request_id=late.successor_request_id,
+        extra=receipt.extra | {k: v for k, v in late.extra.items() if k != LATE},
     )
 
 

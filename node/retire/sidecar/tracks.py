@@ -13,6 +13,7 @@ from retire.sidecar.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.calls import Call
@@ -134,6 +135,7 @@ class Tracks:
 
     def __init__(self) -> None:
         self._tracks: dict[ScopeKey, dict[Version, Track]] = {}
+        self.on_over: Callable[[Track], None] = lambda _: None  # reclaimed, not shut down
 
     def open(self, key: ScopeKey, version: Version, started_s: float) -> Track:
         """The track of this transition, made when it is new."""
@@ -153,12 +155,15 @@ class Tracks:
         if of_scope is None:
             return
         for version in of_scope.keys() - running:
-            of_scope.pop(version).close()
+            track = of_scope.pop(version)
+            track.close()
+            self.on_over(track)
         if not of_scope:
             del self._tracks[key]
 
     def close_all(self) -> None:
         """Cancel every timer (shutdown)."""
+        self.on_over = lambda _: None
         for key in tuple(self._tracks):
             self.prune(key, set())
 
