@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from retire.engine.tier.arena import Extent
     from retire.engine.tier.devices import PageDevice
+    from retire.engine.tier.lanes import Lane
     from retire.engine.tier.orders import Orders, Restore
 
 _LANE = torch.int64
@@ -135,23 +136,33 @@ class Copier:
         self.copies[order.job] = self.arena.take(len(order.block_ids))
         ids = self._on_device(order.block_ids)
         found = torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
+        lane = self._lane(Way.OUT, len(ids))
         for span in self._spans(order.job, range(len(ids)), running):
             for number, view in enumerate(self._views):
-                gathered = view.index_select(0, ids[span.job])
+                gathered = lane.gather(view, ids[span.job])
+                lane.send(gathered, self._host(span, number))
                 found[span.job] += tags(gathered, self._keys[number])
-                self._host(span, number).copy_(gathered, non_blocking=True)
         return tuple(found.tolist())
 
     def _in(self, order: Restore, running: Running) -> tuple[int, ...]:
         ids = self._on_device(order.block_ids)
         found = torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
+        lane = self._lane(Way.IN, len(ids))
         for span in self._spans(order.copy, order.positions, running):
             for number, view in enumerate(self._views):
-                arrived = self._host(span, number).to(view.device, non_blocking=True)
+                arrived = lane.fetch(self._host(span, number), view.device)
                 view.index_copy_(0, ids[span.job], arrived)
                 in_place = view.index_select(0, ids[span.job])
                 found[span.job] += tags(in_place, self._keys[number])
         return tuple(found.tolist())
+
+    @property
+    def _most(self) -> int:
+        """Pages that are gathered at once."""
+        return max(1, self._pages.gather_bytes // max(self.segments))
+
+    def _lane(self, way: Way, pages: int) -> Lane:
+        return self._pages.lane(way, max(self.segments) * min(self._most, pages))
 
     def _on_device(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64).to(self._views[0].device)
@@ -163,7 +174,7 @@ class Copier:
         """The pages at ``positions`` (ascending) of a copy, in pieces that are one transfer."""
         if copy not in self.copies:
             raise NoHostMemory(f"there is no copy {copy}")
-        most = max(1, self._pages.gather_bytes // max(self.segments))
+        most = self._most
         start = done = 0
         for extent in self.copies[copy]:
             here = [p - start for p in positions if start <= p < start + extent.rows]

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from retire.engine.tier.lanes import CudaLane, Lane, PlainLane
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 
 class Way(Enum):
-    """The direction of a transfer; each has a stream and a thread of its own."""
+    """The direction of a transfer; each has streams and a thread of its own."""
 
     OUT = "offload"
     IN = "restore"
@@ -38,6 +40,10 @@ class PageDevice(Protocol):
 
     def after(self, mark: Any, way: Way) -> AbstractContextManager[Any]:
         """Launch what follows in this thread behind ``mark``, beside the steps."""
+        ...
+
+    def lane(self, way: Way, size: int) -> Lane:
+        """Scratch memory for one job that gathers at most ``size`` bytes at once."""
         ...
 
     def finish(self, way: Way) -> None:
@@ -60,6 +66,10 @@ class CpuPages:
         """Nothing to wait for."""
         return contextlib.nullcontext()
 
+    def lane(self, way: Way, size: int) -> PlainLane:
+        """None is needed."""
+        return PlainLane()
+
     def finish(self, way: Way) -> None:
         """A plain copy has ended when it returns."""
 
@@ -69,14 +79,15 @@ class CpuPages:
 
 
 class CudaPages:
-    """Two side streams of low priority, and pinned host memory."""
+    """Side streams of low priority, and pinned host memory."""
 
     gather_bytes = 64 * 2**20  # few launches
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         low, _ = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
-        self._streams = {way: torch.cuda.Stream(device, priority=low) for way in Way}
+        self._kernels = {way: torch.cuda.Stream(device, priority=low) for way in Way}
+        self._transfers = {way: torch.cuda.Stream(device, priority=low) for way in Way}
 
     def mark(self) -> torch.cuda.Event:
         """An event behind every kernel launched by this thread's current stream."""
@@ -87,14 +98,19 @@ class CudaPages:
     @contextlib.contextmanager
     def after(self, mark: torch.cuda.Event, way: Way) -> Iterator[None]:
         """Make the side stream current, behind ``mark``: the writing step is done by then."""
-        stream = self._streams[way]
+        stream = self._kernels[way]
         stream.wait_event(mark)
         with torch.cuda.device(self.device), torch.cuda.stream(stream):
             yield
 
+    def lane(self, way: Way, size: int) -> CudaLane:
+        """Kernels and transfers side by side."""
+        return CudaLane(self._kernels[way], self._transfers[way], size)
+
     def finish(self, way: Way) -> None:
-        """Wait for the side stream; other threads go on."""
-        self._streams[way].synchronize()
+        """Wait for the side streams; other threads go on."""
+        self._kernels[way].synchronize()
+        self._transfers[way].synchronize()
 
     def host_memory(self, size: int) -> torch.Tensor:
         """Registered with the driver, not taken from torch's pool, which rounds up to 2**n."""
