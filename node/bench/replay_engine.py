@@ -1,12 +1,12 @@
-"""vLLM's AsyncLLM with our plugin, a real sidecar and a real registry: the two arms of a replay.
+"""vLLM's AsyncLLM with our plugin, a real sidecar and a real registry: the arms of a replay.
 
 Why not over HTTP: there, a native client aborts by hanging up and by construction reads no more.
 An agent runtime that embeds the engine calls ``AsyncLLM.abort`` while its consumers go on reading;
 that is where late tokens of native vLLM are seen, and where our normative gate sits (G5). So the
-consumers here are the tasks that read ``AsyncLLM.generate``, the same code in both arms, each
+consumers here are the tasks that read ``AsyncLLM.generate``, the same code in all arms, each
 handing on an item in ``PACE_S``. The engine is a process of its own, as in a server.
 
-The native arm's requests are untagged: gates, scheduler and runner pass them through.
+The native arms' requests are untagged: gates, scheduler and runner pass them through.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RETRIES: Final = 5
 RETRY_S: Final = 0.2
+CLEANUP_S: Final = 20.0  # after a round; the paper waits for 180
 PACE_S: Final = 0.02  # what a consumer does with one item: a frame to a browser, a parser
 
 
@@ -132,6 +133,10 @@ class Engine:
         await run.over.wait()
         return run
 
+    async def use(self, quantum: int) -> None:
+        """At most so many tokens in a step from now on; 0: as the engine was configured."""
+        await self.llm.engine_core.call_utility_async("bench_quantum", quantum)
+
     async def settle(self) -> None:
         """Until every consumer is done and the engine is empty; then an empty cache."""
         for task in tuple(self.tasks):
@@ -149,8 +154,9 @@ class Native:
 
     name = "native abort + resend, prefix caching"
 
-    def __init__(self, engine: Engine, salt: str) -> None:
-        self.engine, self.salt = engine, salt
+    def __init__(self, engine: Engine, salt: str, quantum: int = 0) -> None:
+        self.engine, self.salt, self.quantum = engine, salt, quantum
+        self.name = f"{type(self).name}, {quantum} a step" if quantum else type(self).name
 
     async def begin(self, run: Execution, scope: str) -> None:
         """The turn's first version."""
@@ -165,15 +171,42 @@ class Native:
         self.engine.read(new, salt=self.salt)
         self.engine.link._spawn(self._closed(old))
 
+    async def finish(self, one: Sequence[Execution]) -> None:
+        """Nothing to clean up: aborts were obeyed."""
+
     async def _closed(self, old: Execution) -> None:
         await self.engine.answered()
         old.closed_s = time.monotonic()
+
+
+class Resend(Native):
+    """Resend without abort: the old version runs to its end, as where nobody cancels."""
+
+    name = "native resend without abort, prefix caching"
+
+    async def revise(self, old: Execution, new: Execution) -> None:
+        """The next one, beside the old one."""
+        old.state, old.revised_s = old.now_state(), time.monotonic()
+        old.acked_s = old.revised_s
+        self.engine.read(new, salt=self.salt)
+
+    async def finish(self, one: Sequence[Execution]) -> None:
+        """Wait for what is obsolete, at most ``CLEANUP_S``; then abort it."""
+        old = [run for run in one if run.revised_s is not None]
+        ends = [run.over.wait() for run in old if run.ended_s is None]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), CLEANUP_S)
+        await self.engine.llm.abort([run.name for run in old if run.ended_s is None])
+        for run in old:
+            await run.over.wait()
+            run.closed_s = run.ended_s
 
 
 class Retire:
     """SUPERSEDE, through the real sidecar and registry."""
 
     name = "Retire"
+    quantum = 0  # the engine's own policy
 
     def __init__(self, engine: Engine, tenant: str) -> None:
         self.engine, self.tenant, self.link = engine, tenant, engine.link
@@ -210,6 +243,9 @@ class Retire:
         await new.publication.admitted.wait()
         handoff.decide(Admitted(new.publication.engine_request_id))
         await asyncio.shield(handoff.receipt)
+
+    async def finish(self, one: Sequence[Execution]) -> None:
+        """Nothing to clean up: every transition ends by itself."""
 
     async def _commit(self, order: Order, old: Execution) -> tuple[Handoff, Any]:
         handoff = Handoff(order, client=self.link.client(), core=self.link.core)
@@ -293,6 +329,7 @@ def _llm(model: str, cuda: bool) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from bench.replay_quantum import EXTENSION
     from bench.tiny_models import tiny_model
 
     common: dict[str, Any] = {
@@ -300,9 +337,13 @@ def _llm(model: str, cuda: bool) -> Any:
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "seed": 0,
+        "worker_extension_cls": EXTENSION,
     }
     if cuda:
-        size = {"dtype": "bfloat16", "load_format": "dummy", "max_model_len": 16384}
+        size = {
+            "dtype": "bfloat16", "load_format": "dummy", "max_model_len": 16384,
+            "max_num_batched_tokens": 8192, "max_num_seqs": 64,
+        }  # fmt: skip
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**common, **size))
     size = {
         "dtype": "float32", "max_model_len": 4096, "max_num_batched_tokens": 512,

@@ -79,6 +79,7 @@ class Scale:
     turns: int  # of each agent
     prompt_max: int  # tokens; the longest chosen prompt has this many
     gap_s: float  # mean time between an agent's turns
+    compress: float = 1.0  # times of arrivals and bursts are divided by this, the same draws
 
 
 def plan(sessions: Sequence[Session], scale: Scale, speed: Speed, *, seed: int) -> list[Agent]:
@@ -88,15 +89,15 @@ def plan(sessions: Sequence[Session], scale: Scale, speed: Speed, *, seed: int) 
         raise ValueError(f"no session has {scale.turns} calls")
     longest = max(call.tokens_in for s in chosen for call in s.calls[: scale.turns])
     factor = scale.prompt_max / longest
-    interruptions = _Interruptions(speed, random.Random(seed))
+    interruptions = _Interruptions(speed, random.Random(seed), BURST_SPAN_S / scale.compress)
     return [_agent(session, scale, factor, interruptions) for session in chosen]
 
 
 class _Interruptions:
     """Draws them: every stratum once before any comes again, and so the sizes of bursts."""
 
-    def __init__(self, speed: Speed, draw: random.Random) -> None:
-        self.speed, self.draw = speed, draw
+    def __init__(self, speed: Speed, draw: random.Random, span_s: float) -> None:
+        self.speed, self.draw, self.span_s = speed, draw, span_s
         self._strata: list[Stratum] = []
         self._bursts = itertools.cycle(BURSTS)
 
@@ -106,7 +107,8 @@ class _Interruptions:
             self._strata = self.draw.sample(list(Stratum), len(Stratum))
         stratum = self._strata.pop()
         at_s = _instant(stratum, len(prompt), out, self.speed)
-        return stratum, _burst(prompt, at_s, next(self._bursts), self.draw)
+        gaps = _gaps(next(self._bursts), self.span_s, self.draw)
+        return stratum, _burst(prompt, at_s, gaps, self.draw)
 
 
 def _agent(session: Session, scale: Scale, factor: float, interruptions: _Interruptions) -> Agent:
@@ -116,7 +118,8 @@ def _agent(session: Session, scale: Scale, factor: float, interruptions: _Interr
         prompt = session.prompt(call, factor)
         out = max(OUT_MIN, round(call.tokens_out * factor))
         stratum, revisions = interruptions.of(prompt, out)
-        turns.append(Turn(number, start_s, tuple(prompt), out, stratum, revisions))
+        at_s = start_s / scale.compress
+        turns.append(Turn(number, at_s, tuple(prompt), out, stratum, revisions))
         start_s += draw.expovariate(1 / scale.gap_s)
     return Agent(session.name, tuple(turns))
 
@@ -140,13 +143,21 @@ def _instant(stratum: Stratum, prompt: int, out: int, speed: Speed) -> float:
             return 1.5 * (first_s + answer_s)
 
 
-def _burst(prompt: list[int], at_s: float, count: int, draw: random.Random) -> tuple[Revision, ...]:
+def _gaps(count: int, span_s: float, draw: random.Random) -> list[float]:
+    """Seconds between ``count`` revisions, within ``span_s`` in all."""
+    drawn = [draw.expovariate(1.0) for _ in range(count - 1)]
+    total = sum(drawn)
+    scale = span_s * min(1.0, 1.0 / total) if drawn else 1.0
+    return [gap * scale for gap in drawn]
+
+
+def _burst(
+    prompt: list[int], at_s: float, gaps: Sequence[float], draw: random.Random
+) -> tuple[Revision, ...]:
     """Chained revisions: each keeps a part of its predecessor's context."""
-    gaps = [draw.expovariate(1.0) for _ in range(count - 1)]
-    scale = min(1.0, BURST_SPAN_S / sum(gaps)) if gaps else 1.0
     made, context = [], prompt
     for gap in (0.0, *gaps):
-        at_s += gap * scale
+        at_s += gap
         kept = int(len(context) * draw.uniform(0.3, 0.95))
         fresh = [draw.randrange(10, 2000) for _ in range(len(context) - kept)]
         context = context[:kept] + fresh

@@ -94,7 +94,8 @@ class Settings:
     listen: str | None = None  # host:port for the operator and the CLI; None: Unix socket only
     tls: Tls | None = None
     tls_clients: tuple[str, ...] = (TLS_CLIENT,)  # DNS names in certificates that may call over TLS
-    http_listen: str | None = None  # host:port of the probes, plain HTTP; None: off
+    http_listen: str | None = None  # host:port of probes and live page, plain HTTP; None: off
+    trace_url: str | None = None  # where a trace is shown; {trace_id} stands for its id
     auth: AuthSettings = field(default_factory=AuthSettings)
     kube: KubeAccess | None = None  # where something here needs the Kubernetes API
     lease_s: float = LEASE_S
@@ -127,6 +128,7 @@ class Settings:
             tls=_tls(source),
             tls_clients=_words(source, "RETIRE_TLS_CLIENTS") or (TLS_CLIENT,),
             http_listen=source.get("RETIRE_HTTP_LISTEN") or None,
+            trace_url=_trace_url(source),
             auth=_auth(source),
             kube=_kube(source),
             lease_s=_seconds(source, "RETIRE_LEASE_S", LEASE_S, low=LEASE_MIN_S, high=LEASE_MAX_S),
@@ -208,6 +210,17 @@ def _tls(env: Mapping[str, str]) -> Tls | None:
         if not Path(value).is_file():
             raise InvalidField(name, value, "a PEM file; mTLS needs " + ", ".join(names))
     return Tls(*(Path(env[name]) for name in names))
+
+
+def _trace_url(env: Mapping[str, str]) -> str | None:
+    value = env.get("RETIRE_TRACE_URL")
+    if not value:
+        return None
+    if not value.startswith(("https://", "http://")) or value.count("{trace_id}") != 1:
+        raise InvalidField(
+            "RETIRE_TRACE_URL", value, "a URL with {trace_id} in it, for example of Jaeger"
+        )
+    return value
 
 
 def _check_listen(settings: Settings) -> None:

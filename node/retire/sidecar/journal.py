@@ -16,7 +16,7 @@ from retire.sidecar import convert
 from retire.sidecar.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from retire.protocol.versions import ScopeKey, Version
 
@@ -43,6 +43,7 @@ class Journal:
         self._sequence = int(wall_s() * 1e6)
         self._records: deque[pb.TransitionRecord] = deque(maxlen=kept)
         self._grown = asyncio.Event()
+        self.on_append: Callable[[Transition], None] = lambda _: None
 
     @property
     def sequence(self) -> int:
@@ -63,8 +64,13 @@ class Journal:
         )
         getattr(record, "from").CopyFrom(convert.version_to(line.from_version))
         self._records.append(record)
+        self.on_append(line)
         self._grown.set()
         self._grown = asyncio.Event()
+
+    def newest_first(self) -> Iterator[pb.TransitionRecord]:
+        """What is kept, without waiting for more."""
+        return reversed(self._records)
 
     async def watch(self, tenant: str, *, after: int) -> AsyncIterator[pb.TransitionRecord]:
         """Records past ``after`` (0: from now on), then new ones, without end; "" is every

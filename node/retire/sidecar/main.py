@@ -63,10 +63,11 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     api = _kube(settings)
     parts = Parts(_given(settings, api))
-    node = Node(parts, _authenticator(settings, api))
+    authenticator = _authenticator(settings, api)
+    node = Node(parts, authenticator)
     server = Server(node, settings)
     await server.start()
-    pages = await _pages(settings, node)
+    pages = await _pages(settings, parts, authenticator)
     _log.info(
         "listening",
         extra=fields(
@@ -142,12 +143,20 @@ def _authenticator(settings: Settings, api: KubeApi | None) -> Authenticator:
             return NoAuthentication()
 
 
-async def _pages(settings: Settings, node: Node) -> Pages | None:
+async def _pages(
+    settings: Settings, parts: Parts, authenticator: Authenticator
+) -> Pages | None:
     if settings.http_listen is None:
         return None
+    from retire.sidecar.measures import Measures  # noqa: PLC0415 - the same
+    from retire.sidecar.page import live_page  # noqa: PLC0415 - the same
     from retire.sidecar.pages import Pages, probes  # noqa: PLC0415 - the same
 
-    pages = Pages(settings.http_listen, probes(node.not_ready_reason))
+    asks_tokens = settings.auth.kind is not Auth.NONE
+    routes = probes(lambda: not_ready_reason(parts))
+    routes += live_page(parts, authenticator if asks_tokens else None)
+    routes.append(Measures(parts).route())
+    pages = Pages(settings.http_listen, routes)
     await pages.start()
     return pages
 

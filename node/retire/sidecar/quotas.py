@@ -17,6 +17,8 @@ from retire.telemetry import names
 from retire.telemetry.logs import fields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from retire.registry.interface import Reservation
     from retire.sidecar.links import Link
     from retire.sidecar.ports import Ports
@@ -33,6 +35,11 @@ class Quotas:
         self._ports = ports
         self._granted: dict[str, int | None] = {}
         self._refreshing: dict[str, asyncio.Lock] = {}
+
+    @property
+    def granted(self) -> Mapping[str, int | None]:
+        """Blocks that this node may pin, by tenant."""
+        return self._granted
 
     def open(self, tenant: str) -> None:
         """Begin to hold a share in a tenant; until it is granted the engines may pin nothing.

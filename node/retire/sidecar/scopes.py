@@ -66,6 +66,10 @@ class Scopes:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def newest_first(self) -> Iterator[Entry]:
+        """The same, most recently used first."""
+        return reversed(self._entries.values())
+
     @property
     def free_count(self) -> int:
         """Scopes that can still be added."""
