@@ -98,6 +98,7 @@ class Answers:
             ref = self._ports.scopes.ref(entry)
             answer.slot.CopyFrom(pb.SlotRef(index=ref.index, tenure=ref.tenure, stamp=ref.stamp))
         call.committed = answer
+        self._ports.stages.advanced(call, answer)
         call.tell(pb.TransitionEvent(committed=answer))
         if not effect.change.moves_version:
             self._end(call)
@@ -120,12 +121,13 @@ class Answers:
                 gates=[convert.gate_to(g) for g in results], ms=self._since(call)
             )
             call.unpublishable = answer
+            self._ports.stages.unpublishable(call, answer)
             call.tell(pb.TransitionEvent(unpublishable=answer))
 
     def _fenced(self, entry: Entry, effect: fx.AnswerFenced) -> None:
         key = entry.state.key
         track = self._ports.tracks.open(key, effect.to_version, self._ports.clock())
-        fenced = track.fenced()
+        fenced, track.fenced_ns = track.fenced(), time.time_ns()
         fenced.participants.extend(convert.participant_to(p) for p in effect.participants)
         fenced.missing.extend(effect.missing)
         if track.moved_by is not None:
@@ -135,6 +137,7 @@ class Answers:
             call.fenced = answer = pb.Fenced()
             answer.CopyFrom(fenced)
             answer.ms = self._since(call)
+            self._ports.stages.fenced(call, answer)
             if not call.driver and not (call.committed and call.committed.replayed):
                 self._finish(call, effect.to_version)
             call.tell(pb.TransitionEvent(fenced=answer))
@@ -199,6 +202,7 @@ class Answers:
 
     def _end(self, call: Call, error: errors.RetireError | None = None) -> None:
         del self.calls[call.name]
+        self._ports.stages.end(call, error)
         call.end(error)
 
     def _since(self, call: Call) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from retire.protocol.contract import Contract
 from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry.spans import NOTHING, Span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from retire.protocol.events import Change
     from retire.protocol.versions import ScopeKey, Version
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _NAMES = itertools.count(1)
-
-
-def trace_id(traceparent: str) -> str | None:
-    """The trace id of a W3C ``traceparent`` header; None when absent or malformed."""
-    match = _TRACEPARENT.fullmatch(traceparent)
-    return match[1] if match else None
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +33,7 @@ class Call:
     body_digest: str = ""
     contract: Contract = field(default_factory=Contract)
     traceparent: str = ""
+    span: Span = NOTHING
     driver: bool = False  # the caller completes the receipt
     name: str = field(default_factory=lambda: f"c{next(_NAMES)}")
     answered: asyncio.Event = field(default_factory=asyncio.Event)  # by the registry

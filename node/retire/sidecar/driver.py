@@ -66,6 +66,7 @@ class Moved:
     sequence: int
     contract: Contract
     children: tuple[tuple[ScopeKey, Version], ...]
+    traceparent: str = ""  # of another node's commit
 
 
 class Driver:
@@ -124,10 +125,12 @@ class Driver:
         group: Group | None = None,
         *,
         own: bool = False,
+        traceparent: str = "",
     ) -> None:
         """A commit from the stream, or a descendant's part of one, applied to a joined scope.
 
         ``own``: made by a call of this node that still waits for the registry's answer.
+        ``traceparent``: of another node's commit.
         """
         entry = self._ports.scopes.find(key)
         if entry is None or entry.state.version is None:
@@ -136,6 +139,8 @@ class Driver:
             track = self._ports.tracks.open(key, event.version, self._ports.clock())
             track.group = group
             track.mine = track.sole = own
+            if traceparent:
+                track.span = self._ports.stages.follow(key, event, traceparent)
         self.apply(key, event)
 
     def _step(self, key: ScopeKey, event: ev.Event) -> None:
@@ -160,7 +165,8 @@ class Driver:
         self._ports.tasks.spawn(self._commit(call), name=f"{call.change.value} of {call.key}")
 
     async def _commit(self, call: Call) -> None:
-        own = self._ports.identity
+        own, stages = self._ports.identity, self._ports.stages
+        span = stages.commit(call)
         try:
             commit = await self._ports.registry.commit(
                 CommitKind(call.change.value),
@@ -169,15 +175,17 @@ class Driver:
                 expected=call.expected,
                 idempotency_key=call.idempotency_key,
                 body_digest=call.body_digest,
-                by=Author(own.node, call.name, call.contract, call.traceparent).encode(),
+                by=Author(own.node, call.name, call.contract, span.traceparent).encode(),
             )
         except RetireError as error:
             call.answered.set()
             call.error = error
+            stages.refused(span, error)
             refusal = next(r for kind, r in _REFUSALS if isinstance(error, kind))
             current = error.current if isinstance(error, (VersionConflict, ScopeClosed)) else None
             self.apply(call.key, ev.CommitRefused(call.name, refusal, current))
             return
+        stages.committed(call, span, commit)
         self._committed(call, commit)
         call.answered.set()
 
@@ -192,11 +200,12 @@ class Driver:
         call.stored_receipt = (stored.json if stored else commit.receipt_json) or ""
         if call.change.moves_version:
             track = self._ports.tracks.open(call.key, commit.to_version, call.started_s)
-            track.mine, track.sole = True, not remote
+            track.mine, track.sole, track.span = True, not remote, call.span
             call.children = commit.children
             for child, to in commit.children:
                 if self._is_behind(child, to):
-                    self._ports.tracks.open(child, to, call.started_s).moved_by = call
+                    moved = self._ports.tracks.open(child, to, call.started_s)
+                    moved.moved_by, moved.span = call, call.span
             track.group = self.observe_children(
                 commit.key,
                 commit.to_version,
@@ -239,6 +248,7 @@ class Driver:
                     contract=moved.contract,
                 ),
                 group,
+                traceparent=moved.traceparent,
             )
         return group
 

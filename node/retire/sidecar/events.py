@@ -142,13 +142,15 @@ class Follower:
             gates=self._driver.gates.local(),
             contract=author.contract,
         )
-        moved = Moved(change, sequence, author.contract, children)
+        foreign = author.node != self._ports.identity.node
+        trace = author.traceparent if foreign else ""
+        moved = Moved(change, sequence, author.contract, children, trace)
         own = author.node == self._ports.identity.node and author.call in self._driver.answers.calls
         self._observe(key, seen, moved, own=own)
         self._tenants.joining.again(
             (key, *(child for child, _ in children)), lambda: self._observe(key, seen, moved)
         )
-        if author.node != self._ports.identity.node:
+        if foreign:
             from_version = Version.parse(f["from"])
             self._ports.journal.append(Transition(key, change.value, from_version, version))
         self._lease.applied(event.tenant, sequence)
@@ -159,7 +161,7 @@ class Follower:
         group: Group | None = None
         if seen.change.moves_version:
             group = self._driver.observe_children(key, seen.version, moved)
-        self._driver.observe(key, seen, group, own=own)
+        self._driver.observe(key, seen, group, own=own, traceparent=moved.traceparent)
 
     def _ack(self, event: Event) -> None:
         f = event.fields

@@ -38,7 +38,13 @@ class Fencing:
         self._wait_s = wait_s
 
     async def fence(
-        self, key: ScopeKey, version: Version, contract: Contract, *, terminal: bool
+        self,
+        key: ScopeKey,
+        version: Version,
+        contract: Contract,
+        *,
+        terminal: bool,
+        trace: str = "",
     ) -> list[pb.Fenced]:
         """Every engine's receipts. Raises FenceFailed unless each engine answered."""
         body = pb.Fence(
@@ -46,6 +52,7 @@ class Fencing:
             to=convert.version_to(version),
             contract=convert.contract_to(contract),
             terminal=terminal,
+            traceparent=trace,
         )
         engines = self._links.engines().values()
         if not engines:

@@ -176,10 +176,11 @@ class GateEffects:
         self._ports.tasks.spawn(self._fence(key, effect), name=f"fence {key} to {effect.version}")
 
     async def _fence(self, key: ScopeKey, effect: fx.FenceEngine) -> None:
-        node = self._ports.identity.node
+        node, track = self._ports.identity.node, self._ports.tracks.find(key, effect.version)
+        trace = track.span.traceparent if track is not None else ""
         try:
             fenced = await self._fencing.fence(
-                key, effect.version, effect.contract, terminal=effect.terminal
+                key, effect.version, effect.contract, terminal=effect.terminal, trace=trace
             )
         except FenceFailed as error:
             _log.warning("no fence receipt", extra=fields(scope=key, to=effect.version, why=error))
@@ -218,6 +219,8 @@ class GateEffects:
         key, version = entry.state.key, effect.version
         track = self._ports.tracks.find(key, version)
         group = None if track is None else track.group
+        if track is not None and not track.mine and track.moved_by is None:
+            track.span.end()  # this host follows
         if group is not None and group.key != key:
             self._member_behind(group, key)
         elif track is not None and track.sole:
@@ -254,4 +257,6 @@ class GateEffects:
 
     def _reclaim_node(self, entry: Entry, effect: fx.ReclaimNode) -> None:
         """Engines reclaim by themselves, after their last writer: nothing has to be sent."""
+        track = self._ports.tracks.find(entry.state.key, effect.version)
+        self._ports.stages.reclaimed(entry.state.key, effect.version, effect.node, track)
         self._apply(entry.state.key, ev.Reclaimed(effect.node, effect.version))

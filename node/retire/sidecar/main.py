@@ -27,6 +27,7 @@ from retire.sidecar.views import not_ready_reason
 from retire.telemetry import logs, names
 from retire.telemetry.history import History
 from retire.telemetry.logs import fields
+from retire.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +112,7 @@ def _given(settings: Settings, api: KubeApi | None) -> Given:
         term=term,
         mailbox=MailboxWriter.create(settings.mailbox, capacity=settings.slots),
         history=History.from_env(),
+        tracer=Tracer.from_env(names.SERVICE_SIDECAR),
     )
 
 
@@ -143,9 +145,7 @@ def _authenticator(settings: Settings, api: KubeApi | None) -> Authenticator:
             return NoAuthentication()
 
 
-async def _pages(
-    settings: Settings, parts: Parts, authenticator: Authenticator
-) -> Pages | None:
+async def _pages(settings: Settings, parts: Parts, authenticator: Authenticator) -> Pages | None:
     if settings.http_listen is None:
         return None
     from retire.sidecar.measures import Measures  # noqa: PLC0415 - the same

@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from retire.protocol import events as ev
-from retire.protocol.errors import InvalidField, TermMismatch
+from retire.protocol.errors import InvalidField, RetireError, TermMismatch
 from retire.protocol.versions import ScopeKey
 from retire.sidecar import convert
 from retire.sidecar.calls import Call
@@ -172,7 +172,7 @@ class Node:
             raise InvalidField(
                 "idempotency_key", "", "present: a new one per change, kept for retries"
             )
-        return Call(
+        call = Call(
             key=convert.key_from(request.key),
             change=change,
             expected=convert.required_version(request, "expected"),
@@ -181,10 +181,16 @@ class Node:
             body_digest=request.body_digest.hex() or _digest(request),
             traceparent=request.traceparent,
         )
+        self._ports.stages.begin(call)
+        return call
 
     async def _start(self, call: Call) -> None:
-        self._refuse_while_entering()
-        await self._parts.joins.find(call.key)
+        try:
+            self._refuse_while_entering()
+            await self._parts.joins.find(call.key)
+        except RetireError as error:
+            self._ports.stages.end(call, error)
+            raise
         self._parts.driver.start(call)
 
     def _refuse_while_entering(self) -> None:

@@ -25,11 +25,13 @@ from retire.sidecar.ports import Identity, Ports
 from retire.sidecar.quotas import Quotas
 from retire.sidecar.rebuild import Rebuild
 from retire.sidecar.scopes import Scopes
+from retire.sidecar.stages import Stages
 from retire.sidecar.tasks import Tasks
 from retire.sidecar.tenants import Tenants
 from retire.sidecar.tracks import Tracks
 from retire.telemetry import names
 from retire.telemetry.logs import fields
+from retire.telemetry.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from retire.mailbox import Slot
@@ -52,6 +54,7 @@ class Given:
     term: int  # 0: not known yet, terms will tell
     mailbox: MailboxWriter
     history: History
+    tracer: Tracer = OFF
 
 
 class Parts:
@@ -73,6 +76,7 @@ class Parts:
             tracks=Tracks(),
             tasks=Tasks(),
             settings=settings,
+            stages=Stages(given.tracer, node=settings.node),
             clock=time.monotonic,
         )
         joining = Joining()
@@ -119,6 +123,7 @@ class Parts:
         await self.ports.registry.close()
         self.mailbox.detach()
         self.ports.history.close()
+        self.ports.stages.close()
 
     async def _lost(self, error: TermMismatch | NeedRegister) -> None:
         await self.rebuild.lost(error)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retire.sidecar.journal import Journal
     from retire.sidecar.links import Links
     from retire.sidecar.scopes import Scopes
+    from retire.sidecar.stages import Stages
     from retire.sidecar.tasks import Tasks
     from retire.sidecar.tracks import Tracks
     from retire.telemetry.history import History
@@ -45,4 +46,5 @@ class Ports:
     tracks: Tracks
     tasks: Tasks
     settings: Settings
+    stages: Stages
     clock: Callable[[], float]  # monotonic seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from retire.protocol import codec
 from retire.protocol.contract import Receipt
 from retire.sidecar import convert
-from retire.sidecar.calls import trace_id
+from retire.telemetry.spans import trace_id
 
 if TYPE_CHECKING:
     from retire.protocol.contract import GateResult

@@ -79,6 +79,7 @@ class Reports:
             return
         tokens = receipt.certified_tokens if receipt.participants else 0
         reason = receipt.stop_reason or StopReason.NO_PREDECESSOR
+        self._parts.ports.stages.successor(key, to, tokens=tokens, trace=receipt.trace_id)
         apply(key, ev.Certified(to, tokens, reason))
         apply(key, ev.SuccessorAdmitted(to, receipt.successor_request_id))
 

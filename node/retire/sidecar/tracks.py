@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from retire.protocol.contract import GateOutcome, GateResult, Tier
 from retire.sidecar.pb import node_pb2 as pb
+from retire.telemetry.spans import NOTHING, Span
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,12 +50,16 @@ class Track:
     held: SwitchRound | None = None  # settled here, waits for the rest of the group
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     fence_watched: bool = False
+    span: Span = NOTHING  # of the call here, or of following another node's commit
+    fenced_ns: int = 0  # Unix time; 0: not yet
 
     def close(self) -> None:
         """Cancel what is still timed."""
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
+        if not self.mine and self.moved_by is None:
+            self.span.end()
 
     def gate_results(
         self, node: str, gates: tuple[tuple[str, GateOutcome], ...], *, started_s: float

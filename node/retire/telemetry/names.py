@@ -14,8 +14,8 @@ LOG_FORMAT_ENV: Final = "RETIRE_LOG_FORMAT"  # plain | json
 
 
 # --- spans -------------------------------------------------------------------------------------
-# One trace a transition. Spans of inference follow OpenTelemetry's GenAI conventions; what is ours
-# alone is in the namespaces servingscope, fence, engine, kv, successor. Never a gen_ai name of ours.
+# One trace a transition. Spans of inference follow OpenTelemetry's GenAI conventions; what is
+# ours alone has the namespaces servingscope, fence, engine, kv, successor, gate; never gen_ai.
 
 
 class SpanName(NamedTuple):
@@ -93,7 +93,7 @@ SPAN_INFERENCE: Final = SpanName(
 )  # fmt: skip
 SPAN_RECLAIM: Final = SpanName(
     "reclaim", "INTERNAL", SERVICE_SIDECAR, "root; linked to node.* or fence.follow",
-    "RECLAIM: from the end of the FENCE until the old version's memory may go; it outlives the call.",
+    "RECLAIM: from the end of the FENCE until the old version's memory may go; outlives the call.",
 )  # fmt: skip
 
 A_TENANT: Final = Attribute("servingscope.tenant", "", "Owner of the scope.")
@@ -289,7 +289,7 @@ PINNED_BLOCKS: Final = Metric(
 )  # fmt: skip
 PINNED_BYTES: Final = Metric(
     "retire_pinned_bytes", "gauge", "bytes",
-    "What is kept for successors, by tenant and tier: hbm, dram.", ("tenant", "tier"),
+    "What is kept for successors, by tenant and tier: hbm (of each device), dram.", ("tenant", "tier"),
 )  # fmt: skip
 HOST_CAPACITY: Final = Metric(
     "retire_host_capacity_bytes", "gauge", "bytes", "Host memory for kept prefixes; 0: off.",
@@ -298,10 +298,6 @@ KV_BLOCKS: Final = Metric("retire_kv_blocks", "gauge", "blocks", "KV blocks of t
 PIN_OVERDUE: Final = Metric(
     "retire_pin_overdue_seconds", "gauge", "seconds",
     "How long the oldest pin has outlived its lease: the lag of RECLAIM; 0: none has.",
-)  # fmt: skip
-AUDIT_FAULTS: Final = Metric(
-    "retire_pin_audit_faults", "gauge", "1",
-    "What does not add up between the pin ledger and the block pool; must stay 0 (C6).",
 )  # fmt: skip
 
 # Of the operator: /metrics on RETIRE_METRICS_LISTEN.

@@ -548,16 +548,18 @@ class Switch(_message.Message):
     def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., to: _Optional[_Union[Version, _Mapping]] = ..., slot_index: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Fence(_message.Message):
-    __slots__ = ("key", "to", "contract", "terminal")
+    __slots__ = ("key", "to", "contract", "terminal", "traceparent")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     key: ScopeKey
     to: Version
     contract: Contract
     terminal: bool
-    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., to: _Optional[_Union[Version, _Mapping]] = ..., contract: _Optional[_Union[Contract, _Mapping]] = ..., terminal: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, key: _Optional[_Union[ScopeKey, _Mapping]] = ..., to: _Optional[_Union[Version, _Mapping]] = ..., contract: _Optional[_Union[Contract, _Mapping]] = ..., terminal: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Inspect(_message.Message):
     __slots__ = ("key",)
