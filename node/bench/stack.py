@@ -95,7 +95,8 @@ class Stack:
         self.dir = Path(self._folder.name)
         self.history = self.dir / "history.ndjson"
         self.log_path = self.dir / "stack.log"
-        self.model = str(tiny_model(self.settings.model))
+        named = self.settings.model  # of a tiny model, or a path
+        self.model = named if "/" in named else str(tiny_model(named))
         self.url = ""
         self.http = httpx.Client(timeout=httpx.Timeout(60.0, connect=5.0))
         self._process: subprocess.Popen[bytes] | None = None
