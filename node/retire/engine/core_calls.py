@@ -69,9 +69,13 @@ class CoreCalls:
         """Bound the tenant's pins on this engine."""
         await self._call("retire_quota", tenant, blocks)
 
-    async def tick(self) -> None:
-        """Let leases end, also while the engine is idle."""
-        await self._call("retire_tick")
+    async def tick(self) -> int:
+        """Let leases end, also while the engine is idle; the blocks still pinned."""
+        return await self._call("retire_tick")
+
+    async def pins(self) -> dict[str, Any]:
+        """What is kept for successors, by tenant."""
+        return await self._call("retire_pins")
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests of a retired response: at once in this process, softly in the engine.

@@ -46,6 +46,10 @@ class StepTimes:
             return None
         return self._fixed_ms() + median(self._per_token_ms) * tokens
 
+    def compute_ms(self, tokens: int) -> float | None:
+        """What ``tokens`` add to the steps that compute them; None: not measured yet."""
+        return median(self._per_token_ms) * tokens if self._per_token_ms else None
+
     def _fixed_ms(self) -> float:
         return median(self._base_ms) if self._base_ms else 0.0
 

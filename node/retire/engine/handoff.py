@@ -238,6 +238,8 @@ def _extra(facts: Facts) -> dict[str, object]:
     extra = convert.extra_from(facts.fenced)
     if restore := (facts.certificate or {}).get("restore"):
         extra["restore"] = restore  # what became of the copy in host memory
+    if saved_ms := (facts.certificate or {}).get("saved_ms"):
+        extra["saved_ms"] = round(saved_ms, 3)  # device time of the certified tokens
     return extra
 
 

@@ -94,5 +94,11 @@ def late_receipt(key: ScopeKey, to: Version, certificate: dict[str, Any]) -> Rec
         first_difference=certificate["first_difference"],
         stop_reason=reason,
         successor_request_id=certificate["request_id"],
-        extra={LATE: True},
+        extra={LATE: True, **_saved(certificate)},
     )
+
+
+def _saved(certificate: dict[str, Any]) -> dict[str, object]:
+    """The device time that the certified tokens would have taken, where it is known."""
+    saved_ms = certificate.get("saved_ms")
+    return {"saved_ms": round(saved_ms, 3)} if saved_ms else {}

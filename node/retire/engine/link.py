@@ -15,7 +15,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine import overlap
+from retire.engine import measures, overlap
 from retire.engine.admissions import Admissions
 from retire.engine.authentication import Authenticator
 from retire.engine.inputs import Inputs
@@ -23,6 +23,7 @@ from retire.engine.late_successors import LateSuccessors
 from retire.engine.publication import Ended, Publications
 from retire.engine.repeats import Repeats
 from retire.engine.replies import NO_SIDECAR
+from retire.engine.step_control import bound_from_env
 from retire.engine.warming import Context, Warming
 from retire.mailbox import MailboxView, Overlaps
 from retire.protocol.codec import receipt_to_dict
@@ -65,6 +66,10 @@ class SidecarLink:
             abort=core.abort,
             record=self._record if self._history.on else None,
         )
+        self.measures = measures.of_process(bound_from_env())
+        self.publications.is_late = self.measures.acked.is_late
+        self.publications.on_late = self.measures.late
+        self.publications.on_ended = self.measures.ended
         self.admissions = Admissions(self)
         self.authenticator = Authenticator(lambda token: self.client().authenticate(token))
         self.inputs = Inputs(
@@ -130,6 +135,7 @@ class SidecarLink:
             self.inputs.changed(key)
             return {}
         published = self.publications.switch(key, to, why)
+        self.measures.acked.acked(key, to)
         self.inputs.changed(key)
         return published
 
@@ -156,6 +162,7 @@ class SidecarLink:
             ms=(time.perf_counter() - started) * 1e3,
         )
         self.late.fenced(key, fenced)
+        self.measures.fenced(answer["residual_ms"], contract.fence_bound_ms)
         return fenced
 
     async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
@@ -223,12 +230,17 @@ class SidecarLink:
             if not self._attached:
                 continue
             try:
-                await self.core.tick()
+                await self._show_pins(await self.core.tick())
             except Exception:
                 _log.exception("retire_tick failed; pin leases end with the next step instead")
             if time.monotonic() - refreshed >= REFRESH_S:
                 refreshed = time.monotonic()
                 await self.admissions.refresh(self.publications.scopes())
+
+    async def _show_pins(self, pinned_blocks: int) -> None:
+        """Nothing is asked for while nothing is kept: the idle engine is left alone."""
+        if pinned_blocks or self.measures.holds or not self.measures.shown:
+            self.measures.pins(await self.core.pins())
 
     def _record(self, tag: Tag, request_id: str, index: int) -> None:
         now_ns = time.monotonic_ns()

@@ -93,6 +93,11 @@ class PinLedger:
         """Owners whose lease has ended."""
         return [owner for owner, pin in self.pins.items() if pin.expires_s <= now_s]
 
+    def overdue_s(self, now_s: float) -> float:
+        """How long the oldest lease has been over; 0: none is."""
+        ends = min((pin.expires_s for pin in self.pins.values()), default=now_s)
+        return max(0.0, now_s - ends)
+
     def owners(self, key: ScopeKey) -> list[PinOwner]:
         """Leases of one scope."""
         return [owner for owner in self.pins if owner.key == key]

@@ -177,6 +177,7 @@ class Publication:
         if told:
             self._told.set()
         if first:
+            self._owner.on_ended(why)
             self._close()
 
     async def end_reason(self) -> End:
@@ -190,9 +191,13 @@ class Publication:
 
     def wrote(self, body: bytes, *, complete: bool) -> None:
         """A gated part of the body is in the transport; ``complete``: it was the last one."""
+        late = self.tag is not None and self._owner.is_late(self.tag)
+        before = self._tokens() if late else 0
         told = choices_in(body) if self.streaming and not complete else None
         if self.streaming or complete:
             self._count(told)
+        if late:
+            self._owner.on_late(self._tokens() - before)
         if self._owner.record is not None and self.tag is not None:
             for consumer in self.consumers:
                 for request_id, index in consumer.deliveries.record():
@@ -209,6 +214,9 @@ class Publication:
                 choice = index - consumer.place * consumer.deliveries.choices
                 if 0 <= choice < consumer.deliveries.choices:
                     consumer.deliveries.wrote(choice, one_ahead=one_ahead)
+
+    def _tokens(self) -> int:
+        return sum(sum(consumer.deliveries.published) for consumer in self.consumers)
 
     def last_published(self) -> dict[str, int]:
         """Engine request id -> index of the last output token handed to the transport."""
@@ -269,6 +277,9 @@ class Publications:
         self.hold_s = hold_s
         self.abort = abort
         self.record = record
+        self.is_late: Callable[[Tag], bool] = lambda _: False  # measures.py; asked at every frame
+        self.on_late: Callable[[int], None] = lambda _: None
+        self.on_ended: Callable[[Ended], None] = lambda _: None
         self._live: dict[ScopeKey, set[Publication]] = {}
         self._completed = CompletedRequests()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -64,6 +64,7 @@ SYMBOLS: Final = (
     ),
     Symbol("vllm.v1.core.kv_cache_manager", "KVCacheManager.create_kv_cache_blocks"),
     Symbol("vllm.v1.core.kv_cache_manager", "KVCacheManager.evict_blocks", ("self", "block_ids")),
+    Symbol("vllm.v1.kv_cache_interface", "KVCacheSpec.page_size_bytes"),
     Symbol("vllm.v1.core.block_pool", "BlockPool.touch", ("self", "blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("self", "ordered_blocks")),
     Symbol("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ("self",)),

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from retire.engine.seams import host_copies, pages
+from retire.engine.seams import host_copies, identity, pages
 from retire.protocol.codec import contract_from_dict
 from retire.protocol.versions import ScopeKey, Version
 
@@ -95,6 +95,7 @@ def _certificate(scheduler: Any, outcome: Outcome, tenant: str) -> dict[str, Any
         "frontier_tokens": outcome.frontier_tokens,
         "pin": pin,
         "restore": outcome.restore.value if outcome.restore is not None else None,
+        "saved_ms": scheduler.steps.times.compute_ms(outcome.alignment.certified_tokens),
     }
 
 
@@ -139,6 +140,19 @@ def retire_inspect(self: Any, tenant: str | None, scope: str | None) -> dict[str
         "total_blocks": scheduler.kv.total_blocks,
         "host": _host(scheduler.inheritance.tier, tenant, scope),
         "audit": scheduler.inheritance.audit(),
+    }
+
+
+def retire_pins(self: Any) -> dict[str, Any]:
+    """What is kept, by tenant, in little time: asked every second while there is anything."""
+    scheduler = _versioned(self)
+    ledger = scheduler.inheritance.ledger
+    return {
+        "pinned_by_tenant": ledger.by_tenant(),
+        "block_bytes": identity.block_bytes(scheduler.kv_cache_config),
+        "total_blocks": scheduler.kv.total_blocks,
+        "overdue_s": ledger.overdue_s(time.monotonic()),
+        "host": _host(scheduler.inheritance.tier, None, None),
     }
 
 
@@ -265,6 +279,7 @@ _UTILITIES = (
     retire_host_quota,
     retire_pause,
     retire_inspect,
+    retire_pins,
     retire_tick,
 )
 

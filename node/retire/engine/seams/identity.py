@@ -41,3 +41,15 @@ def of(vllm_config: Any, kv_cache_config: Any) -> EngineIdentity:
         numerical_mode=numerical_mode(),
         key=secrets.token_bytes(32),
     )
+
+
+def block_bytes(kv_cache_config: Any) -> int:
+    """Of one block of KV on each device: its pages in every layer of the group that may own it."""
+    return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group_bytes(group: Any) -> int:
+    spec = group.kv_cache_spec
+    if hasattr(spec, "kv_cache_specs"):  # layers of several sizes: it adds them up itself
+        return spec.page_size_bytes
+    return spec.page_size_bytes * len(group.layer_names)
