@@ -180,7 +180,7 @@ def test_a_supersede_call_is_read_whole() -> None:
     assert call.mutation.expected == Version(1, 4)
     assert call.mutation.idempotency_key == "k"
     assert call.contract == Contract(inherit=Inherit.NEVER)
-    assert call.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert call.mutation.traceparent == trace.decode()
     assert call.request is None
 
 

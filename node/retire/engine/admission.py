@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine import scope_calls, unfenceable
+from retire.engine import scope_calls, tracing, unfenceable
 from retire.engine.handoff import Order
 from retire.engine.headers import ROUTES, SCOPE, claim_of, first_values
 from retire.engine.inputs import CallerLeft, Input
@@ -109,6 +109,8 @@ class Admission:
         entered = await self._enter(link, call, claim)
         call.publication.work = entered.entry.work  # from here on the guard ends it
         call.publication.bind(entered.tag, link.mailbox())
+        if link.tracer.on:
+            _infer(link, call, entered)
         if entered.interruption is None:
             await self._app(call.scope, call.receive, call.send)
             return None
@@ -179,6 +181,16 @@ class Admission:
         return link
 
 
+def _infer(link: SidecarLink, call: Call, entered: Entered) -> None:
+    """Begin the span of its inference: below the change that it made, else below its caller's."""
+    headers = first_values(call.scope["headers"])
+    parent = headers.get(scope_calls.TRACEPARENT, b"").decode("latin-1")
+    if entered.interruption is not None:
+        parent = entered.interruption.handoff.order.span.traceparent
+    operation = tracing.operation_of(call.scope["path"])
+    tracing.infer(link.tracer, call.publication, parent, operation)
+
+
 async def _mutation(call: Call, entry: Entry) -> Mutation:
     """What the caller's headers say of the change; a key of its own stands for its body."""
     headers = first_values(call.scope["headers"])
@@ -191,8 +203,7 @@ async def _mutation(call: Call, entry: Entry) -> Mutation:
 def _order(entry: Entry, mutation: Mutation) -> Order:
     assert entry.supersede is not None
     current = replace(mutation, expected=entry.tag.version)
-    trace_id = scope_calls.trace_id(mutation.traceparent)
-    return Order(entry.tag.key, current, entry.supersede, trace_id)
+    return Order(entry.tag.key, current, entry.supersede)
 
 
 def _generates(scope: MutableMapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from retire.engine.link import SidecarLink
 from retire.engine.replies import NO_SIDECAR
 from retire.engine.routes import ScopeRoutes
 from retire.engine.settings import Settings
+from retire.engine.tracing import Tracers
 from retire.protocol.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class RetireApi:
             return  # a render server, or plain vLLM: every tagged call answers 503
         _require_seams()
         self.authenticated = bool(getattr(args, "api_key", None) or os.environ.get("VLLM_API_KEY"))
-        link = SidecarLink(self.settings, CoreCalls(engine_client))
+        tracers = Tracers.from_env()
+        link = SidecarLink(self.settings, CoreCalls(engine_client, tracers.engine), tracers.api)
         try:
             await link.start()
         except Exception as error:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from retire.protocol.codec import contract_to_dict
+from retire.telemetry.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from retire.protocol.contract import Contract
@@ -23,8 +24,9 @@ ABORT_AFTER_S: Final = 1.0  # for requests that the scheduler has not retired by
 class CoreCalls:
     """One engine, reached through vLLM's ``AsyncLLM`` (``engine_client``)."""
 
-    def __init__(self, engine_client: Any) -> None:
+    def __init__(self, engine_client: Any, tracer: Tracer = OFF) -> None:
         self._client = engine_client
+        self.tracer = tracer  # for spans on the engine's behalf
         self._expected: deque[tuple[ScopeKey, Version]] = deque(maxlen=EXPECTED_KEPT)
 
     async def hello(self) -> dict[str, Any]:

@@ -18,13 +18,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from retire.engine import tracing
 from retire.protocol.codec import receipt_to_dict
 from retire.protocol.contract import Contract, Inherit, PinLease, Receipt, StopReason, Tier
 from retire.protocol.errors import RetireError, Unavailable
 from retire.sidecar import convert
+from retire.telemetry.spans import NOTHING, Span
 
 if TYPE_CHECKING:
     from retire.engine.core_calls import CoreCalls
+    from retire.engine.publication import Publication
     from retire.protocol.versions import ScopeKey, Version
     from retire.sidecar.client import Mutation, NodeClient
     from retire.sidecar.pb import node_pb2 as pb
@@ -42,6 +45,7 @@ class Admitted:
     """The successor's request is in the engine."""
 
     request_id: str  # vLLM's internal id; of the first choice when n > 1
+    traceparent: str = ""  # of its inference span
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Order:
     contract: Contract = field(default_factory=Contract)
     trace_id: str | None = None
     successor: bool = True  # one comes with this call
+    span: Span = NOTHING  # of the whole change
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,15 @@ class Handoff:
         self._client = client
         self._core = core
         self._started = time.perf_counter()
+        self._committed_ns = 0  # Unix time
 
     def decide(self, outcome: Outcome) -> None:
         """What became of the successor; only the first answer counts."""
         if not self._outcome.done():
             self._outcome.set_result(outcome)
+            if isinstance(outcome, Admitted):
+                trace, since_ns = outcome.traceparent, self._committed_ns
+                tracing.admitted(self.order.span, outcome.request_id, trace, since_ns)
 
     async def run(self) -> None:
         """Drive to the end. Run as a task that outlives the caller's connection."""
@@ -115,12 +124,14 @@ class Handoff:
         try:
             receipt = await self._complete()
         except RetireError as error:
+            self.order.span.fail(error.code, str(error))
             _fail(self.receipt, error)
         else:
             self.receipt.set_result(receipt)
             if not receipt.replayed:  # the first call reported, or will
                 await self._report(receipt)
         finally:
+            self.order.span.end()
             await following
 
     async def _follow(self) -> None:
@@ -151,12 +162,16 @@ class Handoff:
 
         Asked afterwards, the answer would wait for the step that begins with the successor.
         """
+        self._committed_ns = time.time_ns()
         if self.order.successor and not committed.replayed:
             to_version = convert.version_from(committed.to)
             self._aligned = asyncio.create_task(self._align(to_version))
 
     async def _align(self, to_version: Version) -> tuple[dict[str, Any], float]:
         certificate = await self._core.expect(self.order.key, to_version)
+        if self.order.span.on:
+            trace, since_ns = self.order.span.traceparent, self._committed_ns
+            tracing.certified(self._core.tracer, trace, certificate, since_ns)
         return certificate, self._ms()
 
     async def _complete(self) -> Receipt:
@@ -203,6 +218,11 @@ class Handoff:
 
     def _ms(self) -> float:
         return round((time.perf_counter() - self._started) * 1e3, 3)
+
+
+def admission_of(publication: Publication) -> Admitted:
+    """The successor's first request is in the engine."""
+    return Admitted(publication.engine_request_id, publication.span.traceparent)
 
 
 def receipt_of(facts: Facts) -> Receipt:

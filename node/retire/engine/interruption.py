@@ -12,7 +12,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine.handoff import Admitted, Handoff, NoSuccessor, Order, Refused, inherits
+from retire.engine import tracing
+from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, admission_of, inherits
 from retire.engine.tag import Tag, slot_ref
 from retire.protocol.errors import RetireError, Unavailable
 from retire.protocol.versions import Authority
@@ -32,6 +33,7 @@ class Interruption:
     """One input's SUPERSEDE."""
 
     def __init__(self, order: Order, link: SidecarLink) -> None:
+        order = tracing.begin_order(link.tracer, order)
         self.handoff = Handoff(order, client=link.client(), core=link.core)
         self._order = order
         self._link = link
@@ -81,7 +83,7 @@ class Interruption:
 
     async def _watch(self, publication: Publication) -> None:
         await publication.admitted.wait()
-        self.handoff.decide(Admitted(publication.engine_request_id))
+        self.handoff.decide(admission_of(publication))
 
 
 class AfterReceipt:
@@ -108,7 +110,7 @@ class AfterReceipt:
             return
         self._held.append(message)
         if self._publication.admitted.is_set():
-            self._handoff.decide(Admitted(self._publication.engine_request_id))
+            self._handoff.decide(admission_of(self._publication))
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self._handoff.decide(_outcome(self._held))
         else:

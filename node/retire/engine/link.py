@@ -15,7 +15,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from retire.engine import measures, overlap
+from retire.engine import measures, overlap, tracing
 from retire.engine.admissions import Admissions
 from retire.engine.authentication import Authenticator
 from retire.engine.inputs import Inputs
@@ -35,6 +35,7 @@ from retire.sidecar.client import NodeClient
 from retire.sidecar.pb import node_pb2 as pb
 from retire.telemetry.history import History
 from retire.telemetry.logs import fields
+from retire.telemetry.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -57,8 +58,9 @@ _ENDS: Final = {"supersede": Ended.SUPERSEDED, "cancel": Ended.CANCELLED}
 class SidecarLink:
     """One API process's side of the Attach stream (``sidecar.client.GateHandler``)."""
 
-    def __init__(self, settings: Settings, core: CoreCalls) -> None:
+    def __init__(self, settings: Settings, core: CoreCalls, tracer: Tracer = OFF) -> None:
         self.core = core
+        self.tracer = tracer
         self.gate = f"api-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._history = History.from_env()
         self.publications = Publications(
@@ -105,6 +107,8 @@ class SidecarLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
+        for tracer in (self.tracer, self.core.tracer):
+            tracer.close()
 
     def client(self) -> NodeClient:
         """The sidecar, or Unavailable when there is none."""
@@ -162,6 +166,8 @@ class SidecarLink:
             ms=(time.perf_counter() - started) * 1e3,
         )
         self.late.fenced(key, fenced)
+        if self.core.tracer.on:
+            tracing.quiesced(self.core.tracer, command, fenced, self.node)
         self.measures.fenced(answer["residual_ms"], contract.fence_bound_ms)
         return fenced
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from retire.engine import tracing
 from retire.engine.deliveries import CompletedRequests
 from retire.engine.frames import choices_in
 from retire.mailbox import GateState
+from retire.telemetry.spans import NOTHING, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -106,6 +108,8 @@ class Publication:
         self.preamble.set()
         self.body: Callable[[], bytes] = bytes  # of the call, as its application has read it
         self.extra: dict[str, Any] = {}  # what a terminal JSON must hold besides (a receipt)
+        self.span: Span = NOTHING  # of its inference
+        self.operation = ""  # what that is called
         self.on_end: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._owner = owner
         self._mailbox: Mailbox | None = None
@@ -241,6 +245,8 @@ class Publication:
         self._owner.remove(self)
 
     def _rest(self) -> None:
+        if self.span.on:
+            tracing.inferred(self)
         if self.work is not None:
             self.work.end()
 

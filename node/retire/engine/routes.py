@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from retire.engine import scope_calls
+from retire.engine import scope_calls, tracing
 from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, inherits
 from retire.engine.headers import first_values, path_scope, tenant_of
 from retire.engine.publication import CURRENT
@@ -115,9 +115,8 @@ class ScopeRoutes:
         body = scope_calls.read_object(await request.body())
         call = scope_calls.read_supersede(body, headers)
         link = self._server.link()
-        order = Order(
-            key, call.mutation, call.contract, call.trace_id, successor=call.request is not None
-        )
+        order = Order(key, call.mutation, call.contract, successor=call.request is not None)
+        order = tracing.begin_order(link.tracer, order)
         handoff = Handoff(order, client=link.client(), core=link.core)
         if call.request is not None:
             link.foresee(key, call.request)
@@ -165,6 +164,8 @@ class ScopeRoutes:
         publication.work = await link.inputs.begin(tag)  # an explicit revision asks no policy
         publication.bind(tag, link.mailbox())
         publication.body = lambda: json.dumps(body).encode()
+        operation = tracing.CHAT if "messages" in body else tracing.TEXT
+        tracing.infer(link.tracer, publication, handoff.order.span.traceparent, operation)
         successor = Successor(body, request, publication)
         try:
             outcome = await successor.admit()
@@ -182,9 +183,11 @@ class ScopeRoutes:
         key = self._key(request, verb)
         body = scope_calls.read_object(await request.body())
         mutation = scope_calls.read_mutation(body, first_values(request.scope["headers"]))
-        client = self._server.link().client()
+        link = self._server.link()
+        client = link.client()
         call = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}[verb]
-        reply = await _within(TRANSITION_TIMEOUT_S, call(key, mutation))
+        with tracing.change(link.tracer, verb, key, mutation) as traced:
+            reply = await _within(TRANSITION_TIMEOUT_S, call(key, traced))
         headers = {"idempotency-key": mutation.idempotency_key}
         return JSONResponse(scope_calls.transition_json(reply), headers=headers)
 

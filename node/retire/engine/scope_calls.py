@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 IDEMPOTENCY: Final = b"idempotency-key"
 TRACEPARENT: Final = b"traceparent"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class SupersedeCall:
     mutation: Mutation
     contract: Contract
     request: dict[str, Any] | None
-    trace_id: str | None
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def read_supersede(body: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> S
     fields.only(("contract", "expected_version", "request", "stream"))
     mutation = _mutation(body, headers)
     contract = contract_from_dict(body.get("contract"))
-    return SupersedeCall(mutation, contract, _request(fields), trace_id(mutation.traceparent))
+    return SupersedeCall(mutation, contract, _request(fields))
 
 
 def read_change(headers: Mapping[bytes, bytes], expected: Version, *, digest: bytes) -> Mutation:
@@ -77,12 +75,6 @@ def read_change(headers: Mapping[bytes, bytes], expected: Version, *, digest: by
         body_digest=digest,
         traceparent=headers.get(TRACEPARENT, b"").decode("latin-1"),
     )
-
-
-def trace_id(traceparent: str) -> str | None:
-    """The trace of a W3C ``traceparent``; None: it is none."""
-    trace = _TRACE.fullmatch(traceparent)
-    return trace[1] if trace else None
 
 
 def scope_json(view: pb.ScopeView) -> dict[str, Any]:

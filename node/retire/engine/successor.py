@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from retire.engine.handoff import Admitted, NoSuccessor, Outcome, Refused
+from retire.engine.handoff import NoSuccessor, Outcome, Refused, admission_of
 from retire.engine.seams.openai import create_error_response, error_response_class
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Successor:
             raise
         finally:
             admitted.cancel()
-        return Admitted(self._publication.engine_request_id)
+        return admission_of(self._publication)
 
     async def chunks(self) -> AsyncIterator[str]:
         """The events of a streamed answer, ``[DONE]`` included."""

@@ -109,6 +109,10 @@ class Span(Protocol):
         """Add facts."""
         ...
 
+    def rename(self, name: str) -> None:
+        """Its name is known only now."""
+        ...
+
     def event(
         self, name: str, attributes: Attributes | None = None, *, at_ns: int | None = None
     ) -> None:
@@ -145,6 +149,9 @@ class Passing:
         return self
 
     def set(self, attributes: Attributes) -> None:
+        """Nothing."""
+
+    def rename(self, name: str) -> None:
         """Nothing."""
 
     def event(

@@ -149,6 +149,10 @@ class Recording:
         if self.on:
             self._span.set_attributes(_known(attributes))
 
+    def rename(self, name: str) -> None:
+        """See Span.rename."""
+        self._span.update_name(name)
+
     def event(
         self, name: str, attributes: Attributes | None = None, *, at_ns: int | None = None
     ) -> None:
