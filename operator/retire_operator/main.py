@@ -32,6 +32,7 @@ from retire_operator.apply import Executor, Targets
 from retire_operator.events import Recorder
 from retire_operator.gathering import Gatherer
 from retire_operator.kube import Kube, load_configuration
+from retire_operator.metrics import OperatorMetrics
 from retire_operator.mirror import Mirror
 from retire_operator.namespaces import Namespaces
 from retire_operator.nodes import SidecarPool
@@ -47,6 +48,7 @@ from retire_operator.term import KubernetesLease, TermLease
 from retire_operator.work import WorkQueue
 
 if TYPE_CHECKING:
+    from retire.sidecar.pages import Pages
     from retire.sidecar.pb import node_pb2 as pb
 
 _log = logging.getLogger("retire.operator")
@@ -113,7 +115,10 @@ class Operator:
             changed=self.pool.observe,
         )
         self.recorder = Recorder(kube, wall_s=time.time)
-        self.queue: WorkQueue[Ref] = WorkQueue(self._reconciler(), workers=settings.workers)
+        self.metrics = OperatorMetrics()
+        handle = self.metrics.timed(self._reconciler())
+        self.queue: WorkQueue[Ref] = WorkQueue(handle, workers=settings.workers)
+        self.metrics.watch(self.store, self.pool, self.guard, self.queue)
 
     def _wire_guard(self) -> None:
         settings, kube = self._settings, self._kube
@@ -181,6 +186,7 @@ class Operator:
                 scopes=", ".join(self._settings.watch_namespaces) or "every namespace",
             ),
         )
+        pages = await self._pages()
         self.pods.start()
         stop = asyncio.create_task(stopping.wait(), name="stop")
         parts = [
@@ -207,7 +213,16 @@ class Operator:
         for task in done:
             if task is not stop and not task.cancelled() and task.exception() is not None:
                 raise task.exception() or AssertionError
+        if pages is not None:
+            await pages.close()
         _log.info("stopped")
+
+    async def _pages(self) -> Pages | None:
+        if self._settings.metrics_listen is None:
+            return None
+        pages = self.metrics.pages(self._settings.metrics_listen)
+        await pages.start()
+        return pages
 
     async def close(self) -> None:
         """Close every connection."""

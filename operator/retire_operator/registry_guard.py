@@ -102,6 +102,11 @@ class RegistryGuard:
         self._settled_s = math.inf  # when the last lease of an older term has ended
         self.rebuilds = 0
 
+    @property
+    def state(self) -> RegistryState:
+        """The last answer, however old."""
+        return self._state
+
     async def ensure(self) -> RegistryState:
         """The last answer while it is fresh, else a new one."""
         if self._fresh:

@@ -35,6 +35,7 @@ class Settings:
     tls_server_name: str = SERVER_NAME
     sidecar_port: int = SIDECAR_PORT  # unless the pod names a container port "grpc"
     http_listen: str = "0.0.0.0:8080"
+    metrics_listen: str | None = None  # host:port of /metrics; None: off
     lease_s: float = 2.0  # the publish lease of nodes that cannot be asked
     resync_s: float = 30.0
     finalizer_timeout_s: float = 30.0
@@ -56,7 +57,8 @@ class Settings:
             tls=_tls(source),
             tls_server_name=source.get("RETIRE_TLS_SERVER_NAME") or SERVER_NAME,
             sidecar_port=_integer(source, "RETIRE_SIDECAR_PORT", SIDECAR_PORT, high=_PORT_MAX),
-            http_listen=_listen(source),
+            http_listen=_listen(source, "RETIRE_HTTP_LISTEN") or "0.0.0.0:8080",
+            metrics_listen=_listen(source, "RETIRE_METRICS_LISTEN"),
             lease_s=_seconds(source, "RETIRE_LEASE_S", 2.0, low=0.2, high=60.0),
             resync_s=_seconds(source, "RETIRE_RESYNC_S", 30.0, low=0.1, high=3600.0),
             finalizer_timeout_s=_seconds(
@@ -110,11 +112,13 @@ def _tls(env: Mapping[str, str]) -> Tls | None:
     return Tls(*(Path(env[name]) for name in variables))
 
 
-def _listen(env: Mapping[str, str]) -> str:
-    value = env.get("RETIRE_HTTP_LISTEN") or "0.0.0.0:8080"
+def _listen(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if not value:
+        return None
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _PORT_MAX:
-        raise InvalidField("RETIRE_HTTP_LISTEN", value, "host:port, for example 0.0.0.0:8080")
+        raise InvalidField(name, value, "host:port, for example 0.0.0.0:8080")
     return value
 
 

@@ -79,6 +79,11 @@ class WorkQueue(Generic[K]):
         """Failed attempts in a row."""
         return self._failures.get(key, 0)
 
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._waiting)
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:

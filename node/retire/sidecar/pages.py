@@ -57,8 +57,10 @@ class _Quiet(uvicorn.Server):
 class Pages:
     """One HTTP server in the running loop."""
 
-    def __init__(self, listen: str, routes: Sequence[BaseRoute]) -> None:
-        self._listen = listen
+    def __init__(
+        self, listen: str, routes: Sequence[BaseRoute], *, variable: str = "RETIRE_HTTP_LISTEN"
+    ) -> None:
+        self._listen, self._variable = listen, variable
         config = uvicorn.Config(
             Starlette(routes=list(routes)),
             lifespan="off",
@@ -85,7 +87,7 @@ class Pages:
             await self._serving
 
     def _bind(self) -> socket.socket:
-        host, port = host_and_port("RETIRE_HTTP_LISTEN", self._listen)
+        host, port = host_and_port(self._variable, self._listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server(
@@ -93,4 +95,4 @@ class Pages:
             )
         except OSError as error:
             must_be = f"an address this process may listen on ({error.strerror})"
-            raise InvalidField("RETIRE_HTTP_LISTEN", self._listen, must_be) from error
+            raise InvalidField(self._variable, self._listen, must_be) from error
