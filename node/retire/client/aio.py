@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import httpx
 
-from retire.client import calls, transport
+from retire.client import calls, tracing, transport
 from retire.client.floor import VersionFloor
 from retire.client.reading import StreamReader
 from retire.client.retry import RetryPolicy
@@ -93,15 +93,16 @@ class AsyncRetire:
     async def retrying(self, call: calls.Call, attempt: Callable[[], Awaitable[T]]) -> T:
         """``attempt`` until it answers or the policy gives up."""
         number = 1
-        while True:
-            try:
-                return await attempt()
-            except RetireError as error:
-                wait_s = self._retries.wait_s(number, error) if call.repeatable else None
-                if wait_s is None:
-                    raise
-            await asyncio.sleep(wait_s)
-            number += 1
+        with tracing.spanning(call):
+            while True:
+                try:
+                    return await attempt()
+                except RetireError as error:
+                    wait_s = self._retries.wait_s(number, error) if call.repeatable else None
+                    if wait_s is None:
+                        raise
+                await asyncio.sleep(wait_s)
+                number += 1
 
     async def close(self) -> None:
         """Close every connection; streams still open break."""

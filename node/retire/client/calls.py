@@ -43,6 +43,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     repeatable: bool = True
+    change: str = ""  # supersede, cancel, pause, resume; empty: it changes no scope
+    scope: str = ""  # of a change
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +129,4 @@ def list_scopes(tenant: str | None) -> Call:
 
 def _mutation(address: Address, action: str, body: Mapping[str, Any], key: str | None) -> Call:
     headers = tenant_headers(address.tenant) | {HEADER_IDEMPOTENCY: key or uuid.uuid4().hex}
-    return Call("POST", address.path(action), headers, body)
+    return Call("POST", address.path(action), headers, body, change=action, scope=address.scope)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from retire.client import tracing
 from retire.client.calls import HEADER_AUTHORIZATION, HEADER_TOKEN, HEADER_VERSION
 from retire.client.errors import StreamCorrupt, Unreachable, error_of
 from retire.client.reading import object_of
@@ -54,7 +55,8 @@ def credentials(token: str | None, api_key: str | None) -> dict[str, str]:
 
 def request_of(http: httpx.Client | httpx.AsyncClient, call: Call) -> httpx.Request:
     """The request of a call; header values travel as UTF-8."""
-    headers = [(name.encode(), value.encode()) for name, value in call.headers.items()]
+    said = {**tracing.headers(), **call.headers}
+    headers = [(name.encode(), value.encode()) for name, value in said.items()]
     return http.build_request(
         call.method, call.path, headers=httpx.Headers(headers), json=call.body
     )
