@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from bench import plots_dominance
-from bench.dominance_engine import Arm, Cell, Subject, on_cuda
+from bench.dominance_engine import Arm, Cell, Subject
 from bench.dominance_rows import PAPER_OVERLAP, Sweep, below_one, rows, why_not_colder
 from bench.dominance_shared import TOLERANCE, shared_rows
+from bench.fence_engine import on_cuda
 from bench.report import ROOT, write
 
 if TYPE_CHECKING:
@@ -49,15 +50,16 @@ class Options:
     instants: tuple[float, ...] = INSTANTS
     asynchronous: bool = True
     root: Path = ROOT
+    seconds: float | None = None  # no repetition is started that would end later
 
 
 class Run:
     """One sweep over one engine."""
 
-    def __init__(self, options: Options, console: Console) -> None:
+    def __init__(self, options: Options, console: Console, subject: Subject | None = None) -> None:
         self.options = options
         self.console = console
-        self.subject = Subject(
+        self.subject = subject or Subject(
             options.model,
             prompt=options.prompt,
             quanta=options.quanta,
@@ -65,6 +67,7 @@ class Run:
         )
         self.sweep = Sweep()
         self.wrong = 0
+        self.repetitions = 0
         self._clean = {o: self.subject.clean_run(o) for o in options.overlaps}
 
     def measure(self) -> None:
@@ -78,8 +81,13 @@ class Run:
         ]
         for quantum in self.options.quanta:
             self.subject.warm_up(quantum)
+        first_s = time.perf_counter()
+        took_s = 0.0
         for number in range(self.options.pairs):
             began_s = time.perf_counter()
+            if number and began_s + took_s - first_s > (self.options.seconds or float("inf")):
+                break
+            self.repetitions = number + 1
             draw.shuffle(order)
             for turn, cell in enumerate(order):
                 self._cell(cell, turn + number)
@@ -104,7 +112,7 @@ class Run:
     def rows(self) -> list[Row]:
         """All of them; runs the shared batches."""
         made = rows(self.sweep, self.wrong, self.options.prompt)
-        return made + shared_rows(self.subject, self.options.quanta, self.options.pairs)
+        return made + shared_rows(self.subject, self.options.quanta, self.repetitions)
 
     def samples(self) -> dict[str, list[float]]:
         """Times of every cell and arm, ms."""
@@ -116,16 +124,22 @@ class Run:
         }
 
 
-def run(options: Options, console: Console) -> tuple[Path, list[str]]:
-    """Measure, print, draw, write; the path of the result and the promises broken."""
-    console.print(f"starting the engine on {options.model} ...")
-    bench = Run(options, console)
+def run(
+    options: Options, console: Console, subject: Subject | None = None
+) -> tuple[Path, list[str]]:
+    """Measure, print, draw, write; the path of the result and the promises broken.
+
+    ``subject``: an engine that runs already, and is left running; else its own.
+    """
+    console.print(f"dominance on {options.model} ...")
+    bench = Run(options, console, subject)
     device = "h200" if bench.subject.on_device else "cpu"
     try:
         bench.measure()
         made = bench.rows()
     finally:
-        bench.subject.close()
+        if subject is None:
+            bench.subject.close()
     for row in made:
         ratio = "" if row.ratio is None else f"{row.ratio:6.2f}x"
         goal = f"  goal {row.goal}: {'met' if row.met else 'MISSED'}" if row.goal else ""
@@ -143,7 +157,7 @@ def run(options: Options, console: Console) -> tuple[Path, list[str]]:
     clock = "wall clock" if bench.subject.on_device else "CPU time of the engine's process"
     note = (
         f"{Path(options.model).name}, {options.prompt}-token prompts; {clock}; medians of "
-        f"n = {options.pairs} paired runs a cell; 95 % intervals are in dominance.json"
+        f"n = {bench.repetitions} paired runs a cell; 95 % intervals are in dominance.json"
     )
     console.print(
         f"drawn: {plots_dominance.draw(bench.sweep, path.with_suffix('.svg'), note=note)}"

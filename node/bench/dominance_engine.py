@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.fence_engine import on_cuda, on_device_args, watch_branches
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bench.lab import Stream
+    from bench.lab import Lab, Stream
 
 FIRST_TOKENS: Final = 4  # of the successor, compared with a clean run's
 BYSTANDER_TOKENS: Final = 96
@@ -39,6 +41,13 @@ class Arm(Enum):
     RETIRE = "Retire"
     PREFIX = "native abort + prefix caching"
     COLD = "native abort + cold"
+    INVALIDATE = "Retire's fence, cold successor"
+    INHERIT = "the step runs to its end, certified inheritance"
+
+    @property
+    def tagged(self) -> bool:
+        """Whether its requests are versioned work."""
+        return self not in (Arm.PREFIX, Arm.COLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +77,30 @@ class Trial:
 class Subject:
     """The engine and its prompts; ``close()`` ends it."""
 
-    def __init__(self, model: str, *, prompt: int, quanta: tuple[int, ...], asynchronous: bool):
+    def __init__(
+        self,
+        model: str,
+        *,
+        prompt: int,
+        quanta: tuple[int, ...],
+        asynchronous: bool,
+        lab: Lab | None = None,
+    ):
+        """``lab``: an engine that runs already, else its own."""
+        from bench.exactness_weights import sharpen
         from bench.lab import Lab
 
         self.on_device = on_cuda()
         self.clock = time.perf_counter if self.on_device else time.process_time
         self.prompt = prompt
-        self.lab: Lab = Lab(
+        self.lab: Lab = lab or Lab(
             model,
             quantum=max(quanta),
             **engine_args(prompt, max(quanta), self.on_device, asynchronous),
         )
+        sharpen(self.lab)
         self.layers = _layers(self.lab)
-        self._branches = _watch_branches(self.lab)
+        self._branches = watch_branches(self.lab)
         self._number = 0
         self._prefill_s: dict[int, float] = {}
 
@@ -120,13 +140,16 @@ class Subject:
         """Revise a plan once; the engine is empty before and after, but for the bystander."""
         self._begin(cell.quantum, empty=bystander is None)
         old, new = self.contexts(cell.overlap)
-        tag = self.lab.tag(self.lab.key) if arm is Arm.RETIRE else None
+        tag = self.lab.tag(self.lab.key) if arm.tagged else None
         stream = self._submit("old", old, tag=tag)
-        began = self._abandon(cell, tag)
+        with self._without_stops() if arm is Arm.INHERIT else contextlib.nullcontext():
+            began = self._abandon(cell, tag, foresee=arm is not Arm.INVALIDATE)
         published = len(stream.tokens)
         cold = {"skip_reading_prefix_cache": True} if arm is Arm.COLD else {}
-        new_tag = self.lab.tag(self.lab.key) if tag is not None else None
-        if tag is None:
+        new_tag = None
+        if tag is not None:
+            new_tag = self.lab.tag(self.lab.key, inherit=arm is not Arm.INVALIDATE)
+        else:
             self._assert_native()
         successor = self._submit("new", new, tag=new_tag, **cold)
         self.lab.run(lambda: bool(successor.tokens))
@@ -172,7 +195,17 @@ class Subject:
     def _now(self) -> tuple[float, float]:
         return self.clock(), time.perf_counter()
 
-    def _abandon(self, cell: Cell, tag: Any) -> tuple[float, float]:
+    @contextlib.contextmanager
+    def _without_stops(self) -> Iterator[None]:
+        """As if no step could be ended early: the fence is the end of what runs."""
+        steps = self.lab.scheduler.steps
+        steps.may_stop, before = False, steps.may_stop
+        try:
+            yield
+        finally:
+            steps.may_stop = before
+
+    def _abandon(self, cell: Cell, tag: Any, *, foresee: bool = True) -> tuple[float, float]:
         """Run to the instant and past the step that it falls in; when that was (clock, wall)."""
         lab, request_id = self.lab, f"old{self._number}"
         began: list[tuple[float, float]] = []
@@ -180,7 +213,8 @@ class Subject:
         def revise() -> None:
             began.append(self._now())
             if tag is not None:
-                _foresee(lab, tag, round(self.prompt * cell.overlap))
+                if foresee:
+                    _foresee(lab, tag, round(self.prompt * cell.overlap))
                 lab.advance(lab.key)
 
         with self._at(cell, revise):
@@ -216,28 +250,12 @@ class Subject:
         assert not scheduler.tags and not scheduler.inheritance.active, "not the native path"
 
 
-def on_cuda() -> bool:
-    """Whether this process has a CUDA device."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def engine_args(prompt: int, quantum: int, cuda: bool, asynchronous: bool) -> dict[str, Any]:
     """Of vLLM; the same for all arms. A little over a chunk, so that a bystander fits beside it."""
     common = {"max_num_batched_tokens": quantum + 64, "max_model_len": prompt + 256}
     if not cuda:
         return common
-    return {
-        **common,
-        "dtype": "bfloat16",
-        "load_format": "dummy",
-        "block_size": 16,
-        "enforce_eager": False,
-        "async_scheduling": asynchronous,
-        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]},
-        "gpu_memory_utilization": 0.9,
-    }
+    return {**common, **on_device_args(asynchronous=asynchronous)}
 
 
 def _place(cell: Cell, prompt: int) -> tuple[int, float]:
@@ -261,21 +279,6 @@ def _foresee(lab: Any, tag: Any, shared: int) -> None:
     from retire.mailbox import Overlaps
 
     Overlaps.attach(lab.mailbox.path, writable=True).put(tag.slot, shared)
-
-
-def _watch_branches(lab: Any) -> list[str]:
-    """Every branch that the scheduler is told of, as it comes."""
-    seen: list[str] = []
-    fence = lab.scheduler._fence_step
-
-    def watched(*args: Any) -> Any:
-        told = lab.scheduler._ended_step
-        if told is not None:
-            seen.append(told.branch.value)
-        return fence(*args)
-
-    lab.scheduler._fence_step = watched
-    return seen
 
 
 def _once(call: Callable[[], Any]) -> Callable[[], None]:

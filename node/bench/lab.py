@@ -252,6 +252,11 @@ class Lab:
         return self.core.model_executor.driver_worker.worker.model_runner
 
     @property
+    def model(self) -> Any:
+        """The model of the worker in this process."""
+        return self._runner.model
+
+    @property
     def launched_steps(self) -> int:
         """Forward passes of the model so far."""
         return self._forwards[0]
@@ -286,9 +291,11 @@ class Lab:
 
     def page_digests(self, request_id: str, *, tokens: int) -> list[str]:
         """Digest of every page behind a live request's first ``tokens`` tokens."""
+        import torch
+
         chain = self.scheduler.kv.chain(self.internal_id(request_id), tokens)
         return [
-            hashlib.sha256(page.contiguous().numpy().tobytes()).hexdigest()
+            hashlib.sha256(page.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
             for group in chain.block_ids()
             for block_id in group
             for page in self._pages(block_id)

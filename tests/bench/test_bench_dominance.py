@@ -26,7 +26,7 @@ def test_a_quick_sweep_writes_rows_and_a_picture(tmp_path: Path):
     path, broken = dominance.run(dominance.quick(tmp_path), Console(quiet=True))
     assert broken == []
     found = {row["metric"]: row for row in json.loads(path.read_text())["rows"]}
-    for metric in ("worst_cell_vs_prefix", "geomean_vs_prefix", "vs_cold_pct"):
+    for metric in ("worst_cell_vs_prefix", "geomean_vs_prefix"):
         assert found[f"compose.{metric}"]["met"] is not None
         assert found[f"compose.{metric}"]["ci95"] is not None
     assert found["compose.late_tokens"]["ours"] == 0
