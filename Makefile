@@ -14,7 +14,7 @@ UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: ## install everything into .venv (and redis-server, when root on Debian)
+setup: ## install everything into .venv (and redis-server, chromium, when root on Debian)
 	@UV=$(UV) scripts/setup
 
 kube-tools: ## build etcd, the Kubernetes control plane, kubectl and helm for the tests (needs Go)

@@ -53,7 +53,7 @@ async def test_probes(start: Callable[..., Sidecar]):
             await sidecar.until(lambda s: s.ready)
             answer = await http.get("/readyz")
             assert (answer.status_code, answer.json()) == (200, {"ready": True})
-        for method, path, status in (("POST", "/readyz", 405), ("GET", "/", 404)):
+        for method, path, status in (("POST", "/readyz", 405), ("GET", "/other", 404)):
             assert (await http.request(method, path)).status_code == status
         assert sidecar.end() == 0, "uvicorn leaves signals alone"
         with pytest.raises(httpx.TransportError):

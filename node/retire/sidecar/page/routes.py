@@ -97,7 +97,7 @@ class LivePage:
 
 
 def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    body = resources.files(__package__).joinpath("static", name).read_bytes()
+    body = resources.files("retire.sidecar.page").joinpath("static", name).read_bytes()
 
     async def answer(request: Request) -> Response:
         del request

@@ -51,8 +51,7 @@ function lanes(receipt) {
   const gates = [...receipt.gates].sort((a, b) => b.ms - a.ms);
   const scale = scaleOf(Math.max(extent(stages), residual, ...gates.map((gate) => gate.ms)));
   const box = el("div", { className: "lanes" });
-  const axis = el("span", { className: "bar" });
-  axis.id = "story-axis";
+  const axis = el("span", { className: "bar axis" });
   fillAxis(axis, scale);
   box.append(el("span"), axis, el("span"));
   const add = (name, text, ...marks) => {
