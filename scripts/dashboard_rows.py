@@ -1,4 +1,4 @@
-"""What the dashboard shows, as data: rows of panels, each with its expressions, unit and meaning."""
+"""What the dashboard shows, as data: rows of panels with expressions, unit and meaning."""
 
 from __future__ import annotations
 
