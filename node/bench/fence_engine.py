@@ -14,6 +14,7 @@ The native arms are untagged requests, for which every seam passes through.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 OVERLAP: Final = 0.9  # of the successor's context with its predecessor's
 DRAFTS: Final = 3  # n-gram draft tokens a step, as in the paper
+KV_GIB_ENV: Final = "RETIRE_BENCH_KV_GIB"  # size of the KV cache on a GPU that engines share
 SPOKEN: Final = 64  # tokens of the prompt of the request that decodes
 # The decoding request may only say three tokens, so that its past holds what comes next.
 SAYS: Final[dict[str, Any]] = {"allowed_token_ids": [11, 12, 13]}
@@ -226,7 +228,7 @@ class Subject:
 
 def on_device_args(*, asynchronous: bool | None) -> dict[str, Any]:
     """Of vLLM on a GPU: full-size speed without weights, compiled, graphs for decode steps."""
-    return {
+    args: dict[str, Any] = {
         "dtype": "bfloat16",
         "load_format": "dummy",
         "block_size": 16,
@@ -235,6 +237,12 @@ def on_device_args(*, asynchronous: bool | None) -> dict[str, Any]:
         "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]},
         "gpu_memory_utilization": 0.9,
     }
+    if kv_gib := os.environ.get(KV_GIB_ENV):  # beside another engine memory cannot be profiled
+        args |= {
+            "gpu_memory_utilization": 0.1,
+            "kv_cache_memory_bytes": round(float(kv_gib) * 2**30),
+        }
+    return args
 
 
 def _engine_args(options: Options) -> dict[str, Any]:
