@@ -32,8 +32,8 @@ ORDER += ("stack", "e2e")
 APART = frozenset(("e2e", "images", "kubernetes"))  # `make e2e`, `make images`: need root
 # Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
-    ("bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "metrics")
-    + ("operator_registry", "operator_unit")
+    {"bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "metrics"}
+    | {"operator_registry", "operator_unit"}
 )
 # Small models on few cores: two pools of spinning threads cost far more than they give.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
