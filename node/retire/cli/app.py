@@ -16,6 +16,7 @@ from retire.cli.pause import pause, resume
 from retire.cli.serve import serve
 from retire.cli.status import status
 from retire.cli.supersede import supersede
+from retire.cli.top import top
 from retire.protocol.errors import Forbidden, InvalidField, RetireError, Unauthenticated
 
 EXTRA_ARGS = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings=EXTRA_ARGS)(serve)
-for command in (status, supersede, cancel, pause, resume, check, demo):
+for command in (status, top, supersede, cancel, pause, resume, check, demo):
     app.command()(command)
 
 

@@ -47,6 +47,10 @@ def serve(
         Path | None,
         typer.Option(envvar="RETIRE_TOKENS_FILE", help="Tokens by SHA-256, for --auth static."),
     ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(help="Of the live page, on 127.0.0.1; default: the one above --port, or any."),
+    ] = None,
 ) -> None:
     """Serve MODEL with versioned execution. Arguments after -- go to vLLM."""
     from retire.cli.stack import ports
@@ -57,10 +61,12 @@ def serve(
 
     if log_format not in ("plain", "json"):
         raise InvalidField("--log-format", log_format, "plain or json")
+    port = ports.claim(host, port)
     options = StackOptions(
         model=model,
         host=host,
-        port=ports.claim(host, port),
+        port=port,
+        page_port=ports.claim_page(page_port, port),
         log_format=log_format,
         tenant_quota=tenant_quota,
         registry_url=registry,
@@ -83,6 +89,7 @@ async def _serve(options: StackOptions, layout: Layout, log: LineSink) -> int:
         async with running(options, layout, log=log, progress=progress) as supervisor:
             heartbeat.cancel()
             if not supervisor.stopping:
+                log(SUPERVISOR, f"live page: {options.page_url}  (or: retire top)")
                 log(
                     SUPERVISOR,
                     f"ready in {progress.elapsed_s:.0f} s: {options.url}/v1  (Ctrl-C stops)",

@@ -41,6 +41,7 @@ class StackOptions:
     registry_url: str | None  # None: an embedded Valkey
     auth: str = "none"  # none | static | tokenreview: how a bearer token becomes a tenant
     tokens_file: Path | None = None  # digests of tokens, for static
+    page_port: int | None = None  # of the live page and its probes, on loopback; None: none
     engine_args: tuple[str, ...] = ()
     engine_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -62,6 +63,11 @@ class StackOptions:
         """Where a client on this host finds the API."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def page_url(self) -> str | None:
+        """Where a browser on this host finds the live page."""
+        return None if self.page_port is None else f"http://127.0.0.1:{self.page_port}"
 
 
 def specs(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> list[ChildSpec]:
@@ -96,6 +102,8 @@ def sidecar(options: StackOptions, layout: Layout) -> ChildSpec:
         "RETIRE_AUTH": options.auth,
         "RETIRE_TOKENS_FILE": str(options.tokens_file.absolute()) if options.tokens_file else "",
     }
+    if options.page_port is not None:
+        env["RETIRE_HTTP_LISTEN"] = f"127.0.0.1:{options.page_port}"
     if options.tenant_quota is not None:
         env["RETIRE_PIN_QUOTA_BLOCKS"] = str(options.tenant_quota)
     return ChildSpec(

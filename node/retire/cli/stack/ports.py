@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
 
 from retire.protocol.errors import InvalidField, RetireError
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class PortBusy(RetireError):
@@ -32,3 +35,13 @@ def claim(host: str, port: int) -> int:
                 f"cannot listen on {host}:{port}: {error.strerror}; choose another --port (0: any)"
             ) from error
         return probe.getsockname()[1]
+
+
+def claim_page(port: int | None, above: int) -> int:
+    """The live page's port on loopback: as asked, else the one above the API's, else a free one."""
+    if port is not None:
+        return claim(LOOPBACK, port)
+    try:
+        return claim(LOOPBACK, above + 1)
+    except (PortBusy, InvalidField):
+        return claim(LOOPBACK, 0)

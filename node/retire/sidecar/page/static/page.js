@@ -4,6 +4,7 @@ import { tell } from "./story.js";
 
 const POLL_MS = 2000;
 const ROWS = 60;
+const TENANTS = 8; // those that pin most
 const byId = (id) => document.getElementById(id);
 const state = {
   transitions: new Map(), // sequence -> transition, newest first
@@ -83,8 +84,9 @@ function showNode(node, facts) {
 }
 
 function showPins(pins) {
+  const most = [...pins].sort((a, b) => b.pinned_blocks - a.pinned_blocks).slice(0, TENANTS);
   byId("no-pins").hidden = pins.length > 0;
-  byId("pins").replaceChildren(...pins.map((pin) => {
+  byId("pins").replaceChildren(...most.map((pin) => {
     const limit = pin.granted_blocks;
     const text = `${count(pin.pinned_blocks)}${limit === null ? "" : ` of ${count(limit)}`} block${pin.pinned_blocks === 1 && limit === null ? "" : "s"}`;
     const bar = el("span", { className: "meter" }, el("i"));
@@ -94,6 +96,7 @@ function showPins(pins) {
     bar.hidden = limit === null;
     return el("li", {}, el("b", {}, pin.tenant), el("span", {}, text), bar);
   }));
+  if (pins.length > TENANTS) byId("pins").append(el("li", { className: "empty" }, `and ${count(pins.length - TENANTS)} with no more than these`));
 }
 
 function showEngines(engines) {
