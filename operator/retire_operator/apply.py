@@ -6,18 +6,21 @@ keys, resourceVersions. Must never decide what to do.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from retire.protocol.errors import Unavailable
+from retire.protocol.errors import RetireError, Unavailable
 from retire.protocol.versions import ScopeKey, Version
 from retire.sidecar.client import Mutation
+from retire.telemetry import names
 from retire.telemetry.logs import fields
+from retire.telemetry.spans import Span, context_of, trace_id
+from retire.telemetry.tracing import OFF, Tracer
 from retire_operator import actions as do
 from retire_operator import events, receipts
 from retire_operator.errors import ObjectMissing
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("retire.operator")
 WARM_S: Final = 60.0  # the prefill of a long context
-_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Writes(Protocol):
@@ -72,10 +74,12 @@ class Executor:
         *,
         wall_s: Callable[[], float],
         new_id: Callable[[int], str] = secrets.token_hex,
+        tracer: Tracer = OFF,
     ) -> None:
         self._to = targets
         self._wall_s = wall_s
         self._new_id = new_id
+        self._tracer = tracer
 
     async def act(self, facts: Facts, action: do.Action) -> dict[str, Any]:
         """Do one action; returns what it adds to the status. Errors of the tree."""
@@ -157,7 +161,8 @@ class Executor:
 
     async def _supersede(self, facts: Facts, action: do.Supersede) -> None:
         key, answers = facts.desired.key, list[Any]()
-        mutation, line = self._mutation(facts.desired, action, "supersede")
+        span = self._begin(facts.desired, "supersede")
+        mutation, line = self._mutation(facts.desired, action, "supersede", span)
 
         async def work(node: Node) -> None:
             answers.clear()
@@ -167,43 +172,64 @@ class Executor:
             if not any(event.WhichOneof("event") == "unpublishable" for event in answers):
                 raise Unavailable("the stream ended before UNPUBLISHABLE")
 
-        await self._to.pool.call(facts.desired.pool, work, prefer=_prefer(facts))
+        with _ending(span):
+            await self._to.pool.call(facts.desired.pool, work, prefer=_prefer(facts))
         self._made(facts.desired, receipts.from_events(line, answers))
 
     async def _change(self, facts: Facts, action: do.Cancel | do.Pause | do.Resume) -> None:
         kind = type(action).__name__.lower()
-        mutation, line = self._mutation(facts.desired, action, kind)
+        span = self._begin(facts.desired, kind)
+        mutation, line = self._mutation(facts.desired, action, kind, span)
 
         async def work(node: Node) -> pb.TransitionReply:
             return await getattr(node, kind)(facts.desired.key, mutation)
 
-        _, reply = await self._to.pool.call(facts.desired.pool, work, prefer=_prefer(facts))
+        with _ending(span):
+            _, reply = await self._to.pool.call(facts.desired.pool, work, prefer=_prefer(facts))
         self._made(facts.desired, _answered(line, reply))
 
+    def _begin(self, desired: Desired, kind: str) -> Span:
+        """The span of a change, below the trace that the object's annotation names."""
+        return self._tracer.start(
+            f"{names.SPAN_TRANSITION.name}.{kind}",
+            {
+                names.A_TENANT.name: desired.key.tenant,
+                names.A_SCOPE.name: desired.key.scope,
+                names.A_CHANGE.name: kind,
+                names.A_OBJECT.name: desired.uid,
+            },
+            parent=self._traceparent(desired, fresh=not self._tracer.on),
+        )
+
     def _mutation(
-        self, desired: Desired, action: do.Supersede | do.Cancel | do.Pause | do.Resume, kind: str
+        self,
+        desired: Desired,
+        action: do.Supersede | do.Cancel | do.Pause | do.Resume,
+        kind: str,
+        span: Span,
     ) -> tuple[Mutation, Line]:
         name = action.idempotency_key
         if kind in receipts.HOLDING:  # the version stays, so the same change may come again
             name = f"{name}/{self._new_id(8)}"
-        parent = self._traceparent(desired)
-        match = _TRACEPARENT.fullmatch(parent)
         line = Line(
             kind=kind,
             to_version=action.expected.next_epoch() if kind in receipts.MOVING else action.expected,
             by=receipts.REVISION,
             at=receipts.rfc3339(self._wall_s()),
-            trace_id=match[1] if match else None,
+            trace_id=trace_id(span.traceparent),
             idempotency_key=name,
         )
         # The key alone says what is asked: an operator that saw another contract or expected
         # version under the same key means the same transition, and gets its answer.
         digest = hashlib.sha256(name.encode()).digest()
-        return Mutation(action.expected, name, digest, parent), line
+        return Mutation(action.expected, name, digest, span.traceparent), line
 
-    def _traceparent(self, desired: Desired) -> str:
-        if _TRACEPARENT.fullmatch(desired.traceparent):
+    def _traceparent(self, desired: Desired, *, fresh: bool = True) -> str:
+        """The annotation's; ``fresh``: else a new one, so that a receipt can be found by it."""
+        if context_of(desired.traceparent) is not None:
             return desired.traceparent
+        if not fresh:
+            return ""
         return f"00-{self._new_id(16)}-{self._new_id(8)}-01"
 
     def _made(self, desired: Desired, line: Line) -> None:
@@ -240,6 +266,17 @@ class Executor:
                 "cachedTokens": reply.cached_tokens,
             }
         }
+
+
+@contextlib.contextmanager
+def _ending(span: Span) -> Iterator[None]:
+    try:
+        yield
+    except RetireError as error:
+        span.fail(error.code, str(error))
+        raise
+    finally:
+        span.end()
 
 
 def _answered(line: Line, reply: pb.TransitionReply) -> Line:

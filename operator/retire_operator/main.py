@@ -24,9 +24,10 @@ from retire.protocol.history import RegistryRebuilt
 from retire.registry.client import AsyncRegistry
 from retire.registry.settings import RegistrySettings, where
 from retire.sidecar.client import NodeClient
-from retire.telemetry import logs
+from retire.telemetry import logs, names
 from retire.telemetry.history import History
 from retire.telemetry.logs import fields
+from retire.telemetry.tracing import Tracer
 from retire_operator import handlers
 from retire_operator.apply import Executor, Targets
 from retire_operator.events import Recorder
@@ -98,6 +99,7 @@ class Operator:
         self._settings, self._kube = settings, kube
         self._resynced_s = time.monotonic()
         self._history = History.from_env()
+        self.tracer = Tracer.from_env(names.SERVICE_OPERATOR)
         self.store, self.mirror = ScopeStore(), Mirror()
         self.pool = SidecarPool(
             _connector(settings),
@@ -170,7 +172,7 @@ class Operator:
         return Reconciler(
             self.store,
             Observer(sources, finalizer_timeout_s=self._settings.finalizer_timeout_s),
-            Executor(targets, wall_s=time.time),
+            Executor(targets, wall_s=time.time, tracer=self.tracer),
             self.recorder,
             wall_s=time.time,
             fetch=self._kube.get_scope,
@@ -232,6 +234,7 @@ class Operator:
         await self.registry.close()
         self._kube.close()
         self._history.close()
+        self.tracer.close()
 
     async def _work(self) -> None:
         """Nothing is decided before the first list of pods: "no node" would be a guess."""

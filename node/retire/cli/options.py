@@ -37,7 +37,9 @@ URL_DEFAULT = "http://127.0.0.1:8000"
 def client_of(url: str, tenant: str | None, token: str | None, api_key: str | None) -> Retire:
     """The client for the shared options."""
     from retire.client import Retire
+    from retire.telemetry import names, tracing
 
+    tracing.install(names.SERVICE_CLIENT)
     return Retire(url, tenant=tenant, token=token, api_key=api_key)
 
 

@@ -74,6 +74,15 @@ class Tracer:
 OFF: Final = Tracer()
 
 
+def install(service: str) -> None:
+    """For a program of ours that is an agent itself: its spans, its libraries' too, go where
+    ``OTEL_*`` says."""
+    if wanted(os.environ):
+        from opentelemetry.trace import set_tracer_provider  # noqa: PLC0415 - only where it is on
+
+        set_tracer_provider(_provider(service, os.environ))
+
+
 class Recording:
     """A span of the SDK; not sampled, it records nothing and hands its context on all the same."""
 
