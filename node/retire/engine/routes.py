@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from retire.engine import scope_calls, tracing
+from retire.engine import openapi, scope_calls, tracing
 from retire.engine.handoff import Handoff, NoSuccessor, Order, Refused, inherits
 from retire.engine.headers import first_values, path_scope, tenant_of
 from retire.engine.publication import CURRENT
@@ -81,7 +81,13 @@ class ScopeRoutes:
         add(f"{_SCOPE}/pause", _answered(self.pause), methods=["POST"])
         add(f"{_SCOPE}/resume", _answered(self.resume), methods=["POST"])
         add("/v1/scopes", _answered(self.list_scopes), methods=["GET"])
+        add(openapi.PATH, self.contract, methods=["GET"])
         add(_SCOPE, _answered(self.get_scope), methods=["GET"])
+
+    async def contract(self, request: Request) -> Response:
+        """GET /retire/openapi.json: these routes, for tools. Nobody's data, so no token."""
+        del request
+        return JSONResponse(openapi.document())
 
     async def get_scope(self, request: Request) -> Response:
         """GET /v1/scopes/{scope}."""
