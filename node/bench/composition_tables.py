@@ -18,7 +18,7 @@ from rich.console import Console
 from bench import composition, dominance, fence, fence_engine
 from bench.dominance_engine import Subject as Revisions
 from bench.exactness_weights import sharpen
-from bench.fence_engine import on_cuda, on_device_args
+from bench.fence_engine import await_turn, on_cuda, on_device_args
 from bench.report import ROOT
 
 if TYPE_CHECKING:
@@ -98,10 +98,12 @@ def _lab(model: str, prompt: int) -> Lab:
         args |= on_device_args(asynchronous=True)
     lab = Lab(model, quantum=prompt, **args)
     sharpen(lab)
+    await_turn()
     return lab
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(prog="bench.composition_tables", description=__doc__)
     cuda = on_cuda()
     parser.add_argument("--model", default="qwen3-tiny", help="name of a tiny model, or a path")
@@ -115,7 +117,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run them; 1 when a promise was broken."""
-    return 1 if run(_options(arguments), Console()) else 0
+    return 1 if run(options(arguments), Console()) else 0
 
 
 if __name__ == "__main__":

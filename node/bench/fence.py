@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from bench import plots_fence
-from bench.fence_engine import Arm, Options, Path, Subject, on_cuda
+from bench.fence_engine import Arm, Options, Path, Subject, await_turn, on_cuda
 from bench.report import ROOT, Baseline, Row, measured, write
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _pair(subject: Subject, number: int) -> tuple[dict[Arm, float], dict[Arm, fl
 def rows(found: Found) -> list[Row]:
     """The goals' metrics for the paper's unit, the others under their own names."""
     made: list[Row] = []
-    units = {unit for _, unit in found}
+    units = {unit for path, unit in found if path is not Path.DECODE}
     goal_unit = GOAL_UNIT if GOAL_UNIT in units else max(units)
     for (path, unit), samples in found.items():
         suffix = "" if unit == goal_unit or path is Path.DECODE else f"_{unit}"
@@ -160,6 +160,7 @@ def run(bench: str, options: Options, console: Console, *, root: File = ROOT) ->
     """Measure and write; the path of the JSON file."""
     console.print(f"starting the engine on {options.model} ...")
     subject = Subject(options)
+    await_turn()
     try:
         found = measure(subject, console)
     finally:
