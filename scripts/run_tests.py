@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "out" / "tests"
 # Cheap first. A folder that is not named runs last: none is forgotten.
-ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation", "telemetry")
+ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation")
 ORDER += ("client", "cli", "registry", "chart", "crd", "kubectl", "operator_unit", "sidecar")
 ORDER += ("operator_registry", "engine_api", "engine", "distributed", "metrics", "bench")
-ORDER += ("stack", "e2e")
+ORDER += ("telemetry", "stack", "e2e")
 APART = frozenset(("e2e", "images", "kubernetes"))  # `make e2e`, `make images`: need root
 # Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
