@@ -30,11 +30,12 @@ ORDER += ("client", "cli", "registry", "chart", "crd", "kubectl", "operator_unit
 ORDER += ("operator_registry", "engine_api", "engine", "distributed", "metrics", "bench")
 ORDER += ("telemetry", "stack", "e2e")
 APART = frozenset(("e2e", "images", "kubernetes"))  # `make e2e`, `make images`: need root
-# Need the binaries that scripts/kube-tools builds.
 KUBERNETES = frozenset(
     {"bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "metrics"}
     | {"operator_registry", "operator_unit"}
 )
+# Script -> the folders that need what it builds.
+BUILDS = {"kube-tools": KUBERNETES, "observe-tools": frozenset(("telemetry",))}
 # Small models on few cores: two pools of spinning threads cost far more than they give.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -79,14 +80,14 @@ class Lanes:
         self.outcomes: list[Outcome] = []
         self._waiting = list(names)
         self._arguments = arguments
-        self._tools: bool | None = None if KUBERNETES & {*names} else True
+        self._building = [script for script, folders in BUILDS.items() if folders & {*names}]
         self._changed = threading.Condition()
 
     def work(self, count: int) -> list[Outcome]:
         """Until nothing is left."""
         threads = [threading.Thread(target=self._lane) for _ in range(count)]
-        if self._tools is None:
-            threads.append(threading.Thread(target=self._build))
+        if self._building:
+            threads.append(threading.Thread(target=self._build, args=(tuple(self._building),)))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,17 +108,18 @@ class Lanes:
         with self._changed:
             while self._waiting:
                 for folder in self._waiting:
-                    if self._tools is not None or folder not in KUBERNETES:
+                    if not any(folder in BUILDS[script] for script in self._building):
                         self._waiting.remove(folder)
                         return folder
                 self._changed.wait()
             return None
 
-    def _build(self) -> None:
-        done = subprocess.run([ROOT / "scripts" / "kube-tools"], cwd=ROOT, check=False)
-        with self._changed:
-            self._tools = done.returncode == 0  # if not, the tests say what is missing
-            self._changed.notify_all()
+    def _build(self, scripts: tuple[str, ...]) -> None:
+        for script in scripts:  # one after the other: each takes every core
+            subprocess.run([ROOT / "scripts" / script], cwd=ROOT, check=False)
+            with self._changed:
+                self._building.remove(script)  # built or not: the tests say what is missing
+                self._changed.notify_all()
 
 
 def outcome(folder: str, status: int, seconds: float, report: Path) -> Outcome:
