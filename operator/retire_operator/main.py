@@ -59,10 +59,10 @@ _STALLED_RESYNCS: Final = 10  # resyncs that may be missed before the process co
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; 2 when the configuration is refused."""
-    del argv
+    arguments = sys.argv[1:] if argv is None else argv
     try:
         settings = Settings.from_env()
-        logs.setup(settings.log_format)
+        logs.setup(logs.format_of(arguments, settings.log_format))
         handlers.quiet_logs()
         asyncio.run(serve(settings))
     except InvalidField as error:

@@ -65,8 +65,16 @@ def _paths() -> dict[str, Any]:
     supersede = _change("supersede", "Supersede", "Retire the version and start its successor")
     supersede["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {
-            "type": "string",
-            "description": "event: retire.receipt, then the successor's ordinary chunks, [DONE]",
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "data": {"type": "string"},
+                "event": {"enum": ["retire.receipt", "message"]},
+            },
+            "description": (
+                "Each event. The first is retire.receipt, its data a Receipt as JSON; then come"
+                " the successor's ordinary chunks, and [DONE]"
+            ),
         }
     }
     return {
@@ -145,7 +153,7 @@ def _headers() -> dict[str, Any]:
 
 def _parameters() -> dict[str, Any]:
     version = {"$ref": "#/components/schemas/Version"}
-    name = {"type": "string", "minLength": 1, "maxLength": 255}
+    name = {"type": "string", "minLength": 1, "maxLength": 255, "not": {"enum": [".", ".."]}}
     tenant = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
     policy = {"$ref": "#/components/schemas/Policy"}
     key = {"type": "string", "pattern": "^[\\x21-\\x7e]{1,255}$"}

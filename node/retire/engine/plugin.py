@@ -14,10 +14,21 @@ from typing import Final
 MAILBOX_ENV: Final = "RETIRE_MAILBOX"
 
 
+def _log_as_told() -> None:
+    from retire.protocol.errors import InvalidField
+    from retire.telemetry import logs
+
+    try:
+        logs.setup_from_env(os.environ)
+    except InvalidField as error:
+        raise SystemExit(f"retire: refusing to serve: {error}") from error
+
+
 def register() -> None:
     """Probe this vLLM, then open the seams."""
     if not os.environ.get(MAILBOX_ENV):
         return
+    _log_as_told()
     from retire.engine.seams import compat, openai, seeds
 
     try:

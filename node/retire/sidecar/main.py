@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         settings = Settings.from_env()
-        logs.setup(_log_format(arguments, settings))
+        logs.setup(logs.format_of(arguments, settings.log_format))
         with contextlib.suppress(KeyboardInterrupt):
             _runner()(serve(settings))
     except RetireError as error:
@@ -174,15 +174,6 @@ async def _watch_ready(parts: Parts, server: Server) -> None:
             await server.set_serving(not reason)
             shown = reason
         await asyncio.sleep(_READY_POLL_S)
-
-
-def _log_format(arguments: Sequence[str], settings: Settings) -> str:
-    for at, argument in enumerate(arguments):
-        if argument == "--log-format" and at + 1 < len(arguments):
-            return arguments[at + 1]
-        if argument.startswith("--log-format="):
-            return argument.partition("=")[2]
-    return settings.log_format
 
 
 def _runner():

@@ -1,19 +1,28 @@
 """One-line structured logs: ``fields(...)`` rides on any stdlib log call; plain text or JSON.
 
-Must never import anything outside the standard library.
+Quiet by default: what starts, stops and fails. At ``RETIRE_LOG_LEVEL=debug`` there is one event for
+each stage of a transition too, with the authority and the trace it belongs to. Must never import a
+package that is not ours.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
+from retire.protocol.errors import InvalidField
 from retire.telemetry import names
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 _EXTRA = "retire_fields"
+FORMATS: Final = ("plain", "json")
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
@@ -22,15 +31,50 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
 
 
 def setup(
-    log_format: str = "plain", *, stream: IO[str] | None = None, level: int = logging.INFO
+    log_format: str = "plain", *, stream: IO[str] | None = None, level: int | None = None
 ) -> None:
-    """Send every ``retire.*`` logger to ``stream`` (default stderr), one line a record."""
+    """Send every ``retire.*`` logger to ``stream`` (default stderr), one line a record.
+
+    ``level`` None: what ``RETIRE_LOG_LEVEL`` says; InvalidField when it says nonsense.
+    """
+    level = level_of(os.environ) if level is None else level
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if log_format == "json" else _Plain())
     logger = logging.getLogger(names.LOGGER)
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def setup_from_env(env: Mapping[str, str]) -> None:
+    """For a process that is not ours alone (vLLM's): only where its environment asks for it."""
+    log_format = env.get(names.LOG_FORMAT_ENV)
+    if log_format or env.get(names.LOG_LEVEL_ENV):
+        setup(_checked(names.LOG_FORMAT_ENV, log_format or FORMATS[0]), level=level_of(env))
+
+
+def format_of(arguments: Sequence[str], default: str) -> str:
+    """``--log-format FORMAT`` of a command line, else ``default``."""
+    for at, argument in enumerate(arguments):
+        name, has_value, value = argument.partition("=")
+        if name == "--log-format":
+            after = arguments[at + 1] if at + 1 < len(arguments) else ""
+            return _checked(name, value if has_value else after)
+    return default
+
+
+def level_of(env: Mapping[str, str]) -> int:
+    """``RETIRE_LOG_LEVEL``, by default info."""
+    value = env.get(names.LOG_LEVEL_ENV) or "info"
+    if value not in LEVELS:
+        raise InvalidField(names.LOG_LEVEL_ENV, value, "one of " + ", ".join(LEVELS))
+    return LEVELS[value]
+
+
+def _checked(name: str, value: str) -> str:
+    if value not in FORMATS:
+        raise InvalidField(name, value, "one of " + ", ".join(FORMATS))
+    return value
 
 
 class _Plain(logging.Formatter):

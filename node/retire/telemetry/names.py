@@ -289,7 +289,8 @@ PINNED_BLOCKS: Final = Metric(
 )  # fmt: skip
 PINNED_BYTES: Final = Metric(
     "retire_pinned_bytes", "gauge", "bytes",
-    "What is kept for successors, by tenant and tier: hbm (of each device), dram.", ("tenant", "tier"),
+    "What is kept for successors, by tenant and tier: hbm (of each device), dram.",
+    ("tenant", "tier"),
 )  # fmt: skip
 HOST_CAPACITY: Final = Metric(
     "retire_host_capacity_bytes", "gauge", "bytes", "Host memory for kept prefixes; 0: off.",

@@ -131,6 +131,7 @@ def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> C
         "VLLM_NO_USAGE_STATS": "1",
         "RETIRE_MAILBOX": str(layout.mailbox),
         "RETIRE_SIDECAR": f"unix:{layout.sidecar_socket}",
+        "RETIRE_LOG_FORMAT": options.log_format,
         "RETIRE_AUTH": options.auth,
     }
     return ChildSpec(
