@@ -19,6 +19,7 @@ from retire.protocol.codec import receipt_from_dict, receipt_to_dict
 from retire.protocol.contract import PinLease, StopReason, Tier
 from retire.protocol.versions import ScopeKey, Version
 from retire.registry.embedded import EmbeddedServer
+from retire.sidecar import convert
 from retire.sidecar.client import Mutation, NodeClient
 from retire.sidecar.pb import node_pb2 as pb
 
@@ -32,6 +33,10 @@ class PinningGate(Gate):
     def __init__(self, sidecar: Sidecar, name: str = "g1") -> None:
         super().__init__(sidecar, name)
         self.pinned: dict[str, int] = {}
+
+    async def fence(self, command: pb.Fence) -> pb.Fenced:
+        self.fences.append(command)
+        return _fenced(convert.key_from(command.key))
 
     async def inspect(self, command: pb.Inspect) -> pb.InspectReply:
         reply = await super().inspect(command)
@@ -103,7 +108,6 @@ class World:
     async def _supersede(self, key: ScopeKey, epoch: int, certified: int) -> None:
         client = self.gates[0].client
         await client.join(key)
-        self.gates[0].fence_reply = _fenced(key)
         mutation = Mutation(
             Version(1, epoch),
             idempotency_key=f"{time.time_ns()}",
