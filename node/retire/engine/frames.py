@@ -1,6 +1,6 @@
 """Which choices' tokens a frame of an event stream carries. Pure.
 
-Knows the shapes that vLLM streams: chat and completion chunks (``choices``, by ``index``), and named
+Knows the shapes that vLLM streams: chat and completion chunks (``choices``, by ``index``) and named
 events (``/v1/responses``, ``/v1/messages``), whose tokens travel in those called ``…delta``. Must
 never import vLLM, nor know gates, sockets or clocks.
 """

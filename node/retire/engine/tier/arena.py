@@ -90,7 +90,8 @@ class Arena:
             raise NoHostMemory(f"{missing} more pages asked, {self.capacity - made} may be made")
         per_slab = max(1, SLAB_BYTES // self.row_bytes)
         while missing > 0:
-            rows = min(max(per_slab, 1), self.capacity - made)
+            # What is asked for at once lies in one piece: few, large transfers.
+            rows = min(max(per_slab, missing), self.capacity - made)
             try:
                 slab = self.allocate(rows * self.row_bytes)
             except (RuntimeError, MemoryError) as error:

@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    Event = torch.cuda.Event | torch.Event
+
 BUFFERS: Final = 2
 
 
@@ -58,8 +60,12 @@ class CudaLane:
     transfers: torch.cuda.Stream
     size: int
     _buffers: Sequence[torch.Tensor] = ()
-    _sent: list[torch.cuda.Event] = field(default_factory=list)  # n-th: its transfer is over
-    _read: list[torch.cuda.Event] = field(default_factory=list)  # n-th: kernels before it are over
+    _sent: list[torch.cuda.Event | torch.Event] = field(
+        default_factory=list
+    )  # n-th: its transfer is over
+    _read: list[torch.cuda.Event | torch.Event] = field(
+        default_factory=list
+    )  # n-th: kernels before it are over
 
     def gather(self, pages: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Into the buffer whose transfer is the older one, once that is over."""
