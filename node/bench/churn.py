@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import plots_churn
+from bench import plots_churn, turns
 from bench.churn_engine import Arm, Shape, Subject
 from bench.churn_rows import IDLE, Campaign, faults, rows, table
 from bench.dominance_engine import on_cuda
@@ -77,8 +77,9 @@ def run(options: Options, console: Console) -> tuple[Path, list[str]]:
     try:
         missing = subject.without_dram()
         arms = [arm for arm in Arm if arm is not Arm.DRAM or missing is None]
-        clean = subject.clean_run()
-        campaign = measure(subject, options, arms, console)
+        with turns.turn():
+            clean = subject.clean_run()
+            campaign = measure(subject, options, arms, console)
     finally:
         subject.close()
     made = rows(campaign, clean)

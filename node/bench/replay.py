@@ -1,13 +1,15 @@
 """``make bench-replay``: coding agents that change their minds, in bursts (the paper's Figure 6).
 
 Sessions of a file in the form of ``replay_sessions`` (default: generated, seeded), scaled to fit;
-interruptions in six strata of a call, alone and in bursts of up to 8 chained revisions. Retire
-against native abort + resend with prefix caching, the same plan, rounds in alternating order, on
-one AsyncLLM with real sidecar and registry (``replay_engine`` says why). Another tenant decodes all
-the while; every final answer is compared with a clean run's.
+interruptions in six strata of a call, alone and in bursts of up to 8 chained revisions; arrivals
+compressed in time by each factor of ``--compress``. Retire against native abort + resend with
+prefix caching at each of ``--quanta``, and against resend without abort; the same plan, rounds in
+rotating order, on one AsyncLLM with real sidecar and registry (``replay_engine`` says why). Another
+tenant decodes all the while; final answers are compared with a clean run's where weights are real.
 Writes ``results/<device>/replay.json`` and ``replay.svg``.
 
 Usage: python -m bench.replay [--sessions FILE] [--model PATH] [--quick] [--rounds N]
+    [--compress 1,4,16] [--quanta 2048,8192]
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ import argparse
 import asyncio
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import plots_replay
-from bench.replay_engine import Engine, Execution, Native, Retire, engine
+from bench import plots_replay, replay_matrix, turns
+from bench.replay_engine import Engine, Execution, Native, Resend, Retire, engine
+from bench.replay_matrix import Matrix, Setting
 from bench.replay_plan import Agent, Scale, Speed, Turn, plan
-from bench.replay_rows import Round, Rounds, answer_of, faults, missed, rows, states
-from bench.replay_sessions import generate, parse, read
+from bench.replay_rows import Round, Rounds, answer_of, faults, missed, peak, rows, states
+from bench.replay_sessions import Session, generate, parse, read
+from bench.replay_sweep import best, sweep_rows
 from bench.report import ROOT, write
 
 if TYPE_CHECKING:
@@ -45,46 +49,57 @@ class Options:
     model: str
     scale: Scale
     rounds: int
+    quanta: tuple[int, ...] = (512,)  # of the native arm, tokens a step
+    compress: tuple[float, ...] = (1.0,)
     cuda: bool = False
+    kv_gib: int = 32  # of the GPU's memory
+    matrix: Setting | None = None  # rates x concurrency after the replay
     sessions: Path | None = None
     seed: int = 0
     root: Path = ROOT
 
 
+Arm = Native | Retire
+
+
 class Replay:
-    """One plan, both arms."""
+    """One plan, every arm."""
 
     def __init__(self, options: Options, made: Engine, agents: list[Agent]) -> None:
         self.options, self.engine, self.agents = options, made, agents
-        self.rounds: Rounds = {Native.name: [], Retire.name: []}
+        self.rounds: Rounds = {arm.name: [] for arm in self._arms("")}
 
-    async def measure(self, console: Console) -> None:
-        """Every round, arms in alternating order."""
+    def _arms(self, salt: str) -> list[Arm]:
+        quanta = self.options.quanta
+        natives = [Native(self.engine, f"native{q}-{salt}", q) for q in quanta]
+        resend = Resend(self.engine, f"resend-{salt}", max(quanta))
+        return [*natives, resend, Retire(self.engine, f"agents{salt.rpartition('-')[2]}")]
+
+    async def measure(self, compress: float, console: Console) -> None:
+        """Every round, arms in rotating order."""
         for number in range(self.options.rounds):
-            arms = [Native(self.engine, f"native-{number}"), Retire(self.engine, f"agents{number}")]
-            for arm in arms if number % 2 == 0 else reversed(arms):
-                one = await self._round(arm, number)
+            arms = self._arms(f"{compress:g}-{number}")
+            shift = number % len(arms)
+            for arm in (*arms[shift:], *arms[:shift]):
+                await self.engine.use(arm.quantum)
+                one = await self._round(arm, f"{compress:g}-{number}")
                 self.rounds[arm.name].append(one)
-                late = sum(run.late for run in one.executions)
-                console.print(
-                    f"round {number + 1}, {arm.name}: {one.ended_s - one.began_s:.1f} s, "
-                    f"{one.goodput:.1f} useful tokens/s, {late} late tokens, "
-                    f"{one.advanced:.0%} of {len(one.finals)} final versions advanced",
-                    highlight=False,
-                )
+                console.print(_told(compress, arm.name, one), highlight=False)
+        await self.engine.use(0)
 
-    async def _round(self, arm: Native | Retire, number: int) -> Round:
+    async def _round(self, arm: Arm, number: str) -> Round:
         one = Round(began_s=time.monotonic())
         beside = asyncio.create_task(self._bystander(arm, one, number))
-        prefix = f"{'native' if isinstance(arm, Native) else 'retire'}{number}"
+        prefix = f"{arm.name}{number}".replace("/", " ")
         await asyncio.gather(*(self._agent(arm, agent, one, prefix) for agent in self.agents))
         one.ended_s = time.monotonic()
         beside.cancel()
         await asyncio.gather(beside, return_exceptions=True)
+        await arm.finish(one.executions)
         await self.engine.settle()
         return one
 
-    async def _agent(self, arm: Native | Retire, agent: Agent, one: Round, prefix: str) -> None:
+    async def _agent(self, arm: Arm, agent: Agent, one: Round, prefix: str) -> None:
         for turn in agent.turns:
             await _until(one.began_s + turn.start_s)
             run = await self._turn(arm, agent, turn, one, prefix)
@@ -94,9 +109,7 @@ class Replay:
             except TimeoutError:
                 continue  # it counts as it is
 
-    async def _turn(
-        self, arm: Native | Retire, agent: Agent, turn: Turn, one: Round, prefix: str
-    ) -> Execution:
+    async def _turn(self, arm: Arm, agent: Agent, turn: Turn, one: Round, prefix: str) -> Execution:
         name = f"{prefix}/{agent.name}-{turn.number}"
         run = Execution(f"{name}/0", turn.prompt, turn.out)
         one.executions.append(run)
@@ -109,9 +122,10 @@ class Replay:
             await arm.revise(old, run)
         return run
 
-    async def _bystander(self, arm: Native | Retire, one: Round, number: int) -> None:
+    async def _bystander(self, arm: Arm, one: Round, number: str) -> None:
         """Another tenant's request, again and again, in the agents' batches."""
-        other = Retire(self.engine, f"other{number}") if isinstance(arm, Retire) else arm
+        tenant = f"other{number.rpartition('-')[2]}"  # as many slots as rounds, whatever is swept
+        other = Retire(self.engine, tenant) if isinstance(arm, Retire) else arm
         for turn in range(10**6):
             run = Execution(f"by{number}{arm.name}/{turn}", BYSTANDER.prompt, BYSTANDER.out)
             await other.begin(run, f"steady-{turn % 4}")
@@ -129,6 +143,15 @@ class Replay:
         return found
 
 
+def _told(compress: float, arm: str, one: Round) -> str:
+    late = sum(run.late for run in one.executions)
+    return (
+        f"x{compress:g}, {arm}: {one.ended_s - one.began_s:.1f} s, {one.goodput:.1f} useful "
+        f"tokens/s, {late} late tokens, at most {peak(one)} obsolete, {one.advanced:.0%} of "
+        f"{len(one.finals)} final versions advanced"
+    )
+
+
 async def speed(made: Engine, prompt_max: int) -> Speed:
     """Of the idle engine: one long prompt, after one that warms it up."""
     found = Speed(0.0, 0.0)
@@ -143,70 +166,108 @@ async def speed(made: Engine, prompt_max: int) -> Speed:
     return found
 
 
-async def replay(options: Options, console: Console) -> tuple[Rounds, dict[str, Execution]]:
+@dataclass(slots=True)
+class Found:
+    """What a replay came to."""
+
+    sweep: dict[float, Rounds]
+    clean: dict[str, Execution] | None  # None: random weights as they come have no answers
+    matrix: Matrix | None = None
+
+
+async def replay(options: Options, console: Console) -> Found:
     """Everything that needs the engine."""
     sessions = (
         read(options.sessions)
         if options.sessions
         else parse(generate(options.scale.agents, seed=options.seed))
     )
+    found = Found({}, None)
     with tempfile.TemporaryDirectory(prefix="rr-") as folder:
-        async with engine(options.model, Path(folder), cuda=options.cuda) as made:
-            measured = await speed(made, options.scale.prompt_max)
-            agents = plan(sessions, options.scale, measured, seed=options.seed)
-            console.print(
-                f"{len(agents)} agents; the idle engine prefills {1 / measured.prefill_token_s:.0f}"
-                f" and decodes {1 / measured.decode_token_s:.0f} tokens/s", highlight=False,
-            )  # fmt: skip
-            run = Replay(options, made, agents)
-            await made.settle()
-            await run.measure(console)
-            return run.rounds, await run.clean()
+        async with engine(
+            options.model, Path(folder), cuda=options.cuda, kv_gib=options.kv_gib
+        ) as made:
+            with turns.turn():
+                await _measure(made, options, sessions, found, console)
+    return found
+
+
+async def _measure(
+    made: Engine, options: Options, sessions: list[Session], found: Found, console: Console
+) -> None:
+    measured = await speed(made, options.scale.prompt_max)
+    console.print(
+        f"the idle engine prefills {1 / measured.prefill_token_s:.0f}"
+        f" and decodes {1 / measured.decode_token_s:.0f} tokens/s", highlight=False,
+    )  # fmt: skip
+    for compress in options.compress:
+        scale = replace(options.scale, compress=compress)
+        run = Replay(options, made, plan(sessions, scale, measured, seed=options.seed))
+        await made.settle()
+        await run.measure(compress, console)
+        found.sweep[compress] = run.rounds
+        if not options.cuda:
+            found.clean = await run.clean()
+    if options.matrix is not None:
+        found.matrix = Matrix(made, options.matrix)
+        await found.matrix.measure(console)
 
 
 def run(options: Options, console: Console) -> tuple[Path, list[str]]:
     """Replay, print, draw, write; the path of the result and the promises broken."""
     console.print(f"starting registry, sidecar and engine on {options.model} ...")
-    rounds, clean = asyncio.run(replay(options, console))
-    made = rows(rounds, Retire.name, Native.name, clean)
-    _print(made, rounds, console)
+    found = asyncio.run(replay(options, console))
+    aborts = [name for name in found.sweep[options.compress[0]] if name.startswith(Native.name)]
+    densest = found.sweep[max(options.compress)]
+    native = best(densest, aborts)
+    made = rows(densest, Retire.name, native, found.clean)
+    made += sweep_rows(
+        found.sweep, Retire.name, aborts, f"{Resend.name}, {max(options.quanta)} a step"
+    )
+    _print(made, densest, native, console)
     device = "h200" if options.cuda else "cpu"
-    path = write("replay", made, device=device, samples=_samples(rounds), root=options.root)
+    if found.matrix is not None:
+        cells, series = replay_matrix.rows(found.matrix), replay_matrix.samples(found.matrix)
+        write("matrix", cells, device=device, samples=series, root=options.root)
+    path = write("replay", made, device=device, samples=_samples(found.sweep), root=options.root)
     source = options.sessions.name if options.sessions else "generated sessions"
     note = (
         f"{Path(options.model).name}; {source}, seed {options.seed}; last of {options.rounds} "
-        "rounds shown; ×n: a burst of n chained revisions; intervals are in replay.json"
+        f"rounds at compression {max(options.compress):g}; ×n: a burst of n chained revisions"
     )
-    console.print(f"drawn: {plots_replay.draw(rounds, path.with_suffix('.svg'), note=note)}")
     console.print(f"written: {path}")
+    console.print(f"drawn: {plots_replay.draw(densest, path.with_suffix('.svg'), note=note)}")
     return path, faults(made)
 
 
-def _print(made: list[Row], rounds: Rounds, console: Console) -> None:
+def _print(made: list[Row], rounds: Rounds, native: str, console: Console) -> None:
     for row in made:
         goal = f"  goal {row.goal}: {'met' if row.met else 'MISSED'}" if row.goal else ""
         against = "" if row.baseline is None else f"native {row.baseline:9.2f}"
         console.print(
-            f"{row.metric:24} {row.ours:9.2f} {row.unit:12} {against}{goal}", highlight=False
+            f"{row.metric:36} {row.ours:9.2f} {row.unit:12} {against}{goal}", highlight=False
         )
     for arm, found in rounds.items():
         console.print(f"revised when ({arm}): {states(found)}", highlight=False)
-    for line in missed(made, rounds[Retire.name], rounds[Native.name]):
+    for line in missed(made, rounds[Retire.name], rounds[native]):
         console.print("missed: " + line, highlight=False)
     for line in faults(made):
         console.print(f"FAULT: {line}", style="bold red")
 
 
-def _samples(rounds: Rounds) -> dict[str, list[float]]:
+def _samples(sweep: dict[float, Rounds]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for arm, name in ((Retire.name, "retire"), (Native.name, "native")):
-        found[f"{name}: goodput tokens/s"] = [one.goodput for one in rounds[arm]]
-        found[f"{name}: cleanup ms"] = [ms for one in rounds[arm] for ms in one.closing_ms()]
-        found[f"{name}: obsolete ms"] = [ms for one in rounds[arm] for ms in one.obsolete_ms()]
-        found[f"{name}: final ttft ms"] = [ms for one in rounds[arm] for ms in one.first_token_ms()]
-        found[f"{name}: late tokens"] = [
-            float(run.late) for one in rounds[arm] for run in one.superseded()
-        ]
+    for compress, rounds in sweep.items():
+        for arm, ones in rounds.items():
+            name = f"x{compress:g} {arm}"
+            found[f"{name}: goodput tokens/s"] = [one.goodput for one in ones]
+            found[f"{name}: duration s"] = [one.ended_s - one.began_s for one in ones]
+            found[f"{name}: cleanup ms"] = [ms for one in ones for ms in one.closing_ms()]
+            found[f"{name}: obsolete ms"] = [ms for one in ones for ms in one.obsolete_ms()]
+            found[f"{name}: final ttft ms"] = [ms for one in ones for ms in one.first_token_ms()]
+            found[f"{name}: late tokens"] = [
+                float(run.late) for one in ones for run in one.superseded()
+            ]
     return found
 
 
@@ -216,7 +277,9 @@ async def _until(at_s: float) -> None:
 
 def quick(root: Path) -> Options:
     """Seconds: two agents, three turns each, a tiny model."""
-    return Options("qwen3-tiny", Scale(2, 3, prompt_max=384, gap_s=0.5), 1, root=root)
+    scale = Scale(2, 3, prompt_max=384, gap_s=0.5)
+    matrix = Setting(1.5, 256, 200, (128, 512), (0.0, 2.0), (2,))
+    return Options("qwen3-tiny", scale, 1, (128, 512), (1.0, 8.0), matrix=matrix, root=root)
 
 
 def _options(arguments: Sequence[str] | None) -> Options:
@@ -231,7 +294,13 @@ def _options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--turns", type=int, default=6, help="of each agent")
     parser.add_argument("--prompt-max", type=int, default=8192 if cuda else 1536, help="tokens")
     parser.add_argument("--rounds", type=int, default=3, help="of each arm")
+    parser.add_argument("--compress", default="1,4,16", help="times of arrivals are divided by it")
+    parser.add_argument("--quanta", default="2048,8192" if cuda else "128,512")
+    parser.add_argument("--window", type=float, default=0.0, help="of a matrix cell, s; 0: none")
+    parser.add_argument("--rates", default="0,0.5,2", help="revisions a scope and second")
+    parser.add_argument("--scopes", default="4,8")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kv-gib", type=int, default=32, help="KV cache on a GPU")
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds results/")
     given = parser.parse_args(arguments)
@@ -240,7 +309,19 @@ def _options(arguments: Sequence[str] | None) -> Options:
     if given.quick:
         return quick(given.root)
     scale = Scale(given.agents, given.turns, given.prompt_max, gap_s=2.0)
-    return Options(given.model, scale, given.rounds, cuda, given.sessions, given.seed, given.root)
+    quanta = tuple(int(one) for one in given.quanta.split(","))
+    compress = tuple(float(one) for one in given.compress.split(","))
+    matrix = _setting(given, quanta) if given.window else None
+    return Options(
+        given.model, scale, given.rounds, quanta, compress, cuda, given.kv_gib, matrix,
+        given.sessions, given.seed, given.root,
+    )  # fmt: skip
+
+
+def _setting(given: argparse.Namespace, quanta: tuple[int, ...]) -> Setting:
+    rates = tuple(float(one) for one in given.rates.split(","))
+    scopes = tuple(int(one) for one in given.scopes.split(","))
+    return Setting(given.window, given.prompt_max, given.prompt_max, quanta, rates, scopes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -57,6 +57,7 @@ class Execution:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     revised_s: float | None = None  # its revision was called for
+    committed_s: float | None = None  # ... decided in the registry (not natively)
     acked_s: float | None = None  # ... and acknowledged: SUPERSEDE, or abort has returned
     closed_s: float | None = None  # the engine holds nothing of it any more
     ended_s: float | None = None  # its consumer read its end
@@ -250,6 +251,7 @@ class Retire:
     async def _commit(self, order: Order, old: Execution) -> tuple[Handoff, Any]:
         handoff = Handoff(order, client=self.link.client(), core=self.link.core)
         # The moment of each event itself, however late this task gets to see it.
+        handoff.committed.add_done_callback(lambda done: _stamp(old, "committed_s", done))
         handoff._unpublishable.add_done_callback(lambda done: _stamp(old, "acked_s", done))
         handoff._fenced.add_done_callback(lambda done: _stamp(old, "closed_s", done))
         self.link.publications.spawn(handoff.run())
@@ -278,8 +280,13 @@ def _body(run: Execution) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def engine(model: str, folder: Path, *, cuda: bool) -> AsyncIterator[Engine]:
-    """Registry, sidecar, EngineCore process, gates; all ended with the block."""
+async def engine(
+    model: str, folder: Path, *, cuda: bool, kv_gib: int = 32
+) -> AsyncIterator[Engine]:
+    """Registry, sidecar, EngineCore process, gates; all ended with the block.
+
+    ``kv_gib``: memory of a GPU's KV cache.
+    """
     with (
         EmbeddedServer(folder / "registry") as server,
         sidecar(folder, server.url) as socket,
@@ -288,7 +295,7 @@ async def engine(model: str, folder: Path, *, cuda: bool) -> AsyncIterator[Engin
         async with NodeClient(target) as client:
             await _lease_held(client)
         os.environ.update(_environment(folder))
-        llm = _llm(model, cuda)
+        llm = _llm(model, cuda, kv_gib)
         try:
             link = SidecarLink(Settings(sidecar=target), CoreCalls(llm))
             try:
@@ -325,11 +332,11 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _llm(model: str, cuda: bool) -> Any:
+def _llm(model: str, cuda: bool, kv_gib: int) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from bench.replay_quantum import EXTENSION
+    from bench.replay_quantum import scheduler_cls
     from bench.tiny_models import tiny_model
 
     common: dict[str, Any] = {
@@ -337,12 +344,14 @@ def _llm(model: str, cuda: bool) -> Any:
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "seed": 0,
-        "worker_extension_cls": EXTENSION,
+        "scheduler_cls": scheduler_cls(asynchronous=cuda),
     }
     if cuda:
         size = {
             "dtype": "bfloat16", "load_format": "dummy", "max_model_len": 16384,
-            "max_num_batched_tokens": 8192, "max_num_seqs": 64,
+            "max_num_batched_tokens": 8192, "max_num_seqs": 64, "async_scheduling": True,
+            "gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": kv_gib * 2**30,
+            "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]},
         }  # fmt: skip
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**common, **size))
     size = {

@@ -52,6 +52,22 @@ class Round:
         """Those that were running when they were revised."""
         return [r for r in self.executions if r.revised_s is not None and r.state != "finished"]
 
+    def unpublishable_ms(self) -> list[float]:
+        """From the call until it is acknowledged."""
+        return [
+            (run.acked_s - run.revised_s) * 1e3
+            for run in self.superseded()
+            if run.acked_s is not None and run.revised_s is not None
+        ]
+
+    def commit_ms(self) -> list[float]:
+        """From the call until the registry has decided; nothing natively."""
+        return [
+            (run.committed_s - run.revised_s) * 1e3
+            for run in self.superseded()
+            if run.committed_s is not None and run.revised_s is not None
+        ]
+
     def closing_ms(self) -> list[float]:
         """From the acknowledgement until the engine holds nothing of the old version."""
         return [
@@ -76,8 +92,8 @@ class Round:
 Rounds = dict[str, list[Round]]  # by arm; the n-th of each belong together
 
 
-def rows(rounds: Rounds, ours: str, native: str, clean: dict[str, Execution]) -> list[Row]:
-    """The goals' metrics first. ``clean``: the answer of a clean run by final version."""
+def rows(rounds: Rounds, ours: str, native: str, clean: dict[str, Execution] | None) -> list[Row]:
+    """The goals' metrics first. ``clean``: the answer of a clean run by final version, if made."""
     mine, theirs = rounds[ours], rounds[native]
     everything = [run for one in mine for run in one.executions]
     finals = [run for one in mine for run in one.finals]
@@ -98,6 +114,8 @@ def rows(rounds: Rounds, ours: str, native: str, clean: dict[str, Execution]) ->
         _goodput(mine, theirs, native),
         _pooled("replay.cleanup_ms", mine, theirs, native, lambda one: one.closing_ms()),
         _pooled("replay.obsolete_ms", mine, theirs, native, lambda one: one.obsolete_ms()),
+        _pooled("replay.unpublishable_ms", mine, theirs, native, Round.unpublishable_ms),
+        *_commits(mine),
         _pooled("replay.final_ttft_ms", mine, theirs, native, lambda one: one.first_token_ms()),
         value(
             "replay.obsolete_peak",
@@ -106,8 +124,15 @@ def rows(rounds: Rounds, ours: str, native: str, clean: dict[str, Execution]) ->
             baseline=(native, max(peak(one) for one in theirs)),
             unit="executions",
         ),
-        *_promises(rounds, finals, clean),
-    ]
+        *(_promises(rounds, finals, clean) if clean is not None else ()),
+        value("replay.revisions", sum(len(r.superseded()) for f in rounds.values() for r in f),
+              n=len(rounds), unit="live when revised"),
+    ]  # fmt: skip
+
+
+def _commits(mine: list[Round]) -> list[Row]:
+    times = [ms for one in mine for ms in one.commit_ms()]
+    return [measured("replay.commit_ms", times, unit="ms")] if times else []
 
 
 def faults(made: Sequence[Row]) -> list[str]:
@@ -137,8 +162,8 @@ def missed(made: Sequence[Row], mine: Sequence[Round], theirs: Sequence[Round]) 
         lines.append(
             f"replay.goodput: native abort is obeyed at the next step, so obsolete work ended "
             f"after {ended.baseline:.0f} ms (ours {ended.ours:.0f}) and takes "
-            f"{_obsolete_share(theirs):.0%} of the executions' time natively, "
-            f"{_obsolete_share(mine):.0%} here; no version was live in {idle:.0%} of our time, "
+            f"{obsolete_share(theirs):.0%} of the executions' time natively, "
+            f"{obsolete_share(mine):.0%} here; no version was live in {idle:.0%} of our time, "
             "which the plan's arrivals set. A revision of ours waits for commit and barrier."
         )
     if not cleanup.met:
@@ -150,7 +175,7 @@ def missed(made: Sequence[Row], mine: Sequence[Round], theirs: Sequence[Round]) 
     return lines
 
 
-def _obsolete_share(rounds: Sequence[Round]) -> float:
+def obsolete_share(rounds: Sequence[Round]) -> float:
     """Of the time summed over executions, what was spent on revised ones."""
     gone = sum(sum(one.obsolete_ms()) / 1e3 for one in rounds)
     spans = [current(run) for one in rounds for run in one.executions]
@@ -243,9 +268,7 @@ def _promises(rounds: Rounds, finals: list[Execution], clean: dict[str, Executio
         value("replay.wrong_finals", wrong, n=len(finals), unit="answers"),
         value("replay.bystander_drift", max(drifts), n=len(drifts), unit="nats"),
         value("replay.bystander_power", power, n=1, unit="nats"),
-        value("replay.revisions", sum(len(r.superseded()) for f in rounds.values() for r in f),
-              n=len(rounds), unit="live when revised"),
-    ]  # fmt: skip
+    ]
 
 
 def answer_of(run: Execution) -> str:
