@@ -8,7 +8,7 @@ PY := .venv/bin/python
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test test-next e2e images demo grid bench-gate bench-control bench-kube \
-	bench-dominance bench-churn bench-copies \
+	bench-fence bench-composition bench-exactness bench-dominance bench-churn bench-copies bench-cpu \
 	scoreboard proto clean
 
 help: ## show this list
@@ -29,7 +29,7 @@ lint: setup ## rules, formatting, types and layers; no tests
 check: lint ## lint, and the tests that need neither servers nor vLLM (under 2 minutes)
 	$(PY) scripts/run_tests.py architecture protocol mailbox fence
 
-test: lint kube-tools ## lint, and the tests but those of e2e and images, the cheap ones first
+test: lint ## lint, and every test but those of the images (makes the Kubernetes binaries: needs Go)
 	$(PY) scripts/run_tests.py
 
 test-next: setup ## the engine's tests on vLLM 0.32.0, in an environment of its own (docs/vllm-versions.md)
@@ -55,6 +55,15 @@ bench-gate: setup ## what one publication check costs, in ns
 bench-control: setup ## SUPERSEDE to UNPUBLISHABLE without an engine, 1 and 64 gates
 	$(PY) -m bench.control
 
+bench-fence: setup ## what is left of superseded work, on every path of the paper's Table 10
+	for paths in long speculation two_groups; do $(PY) -m bench.fence --paths $$paths; done
+
+bench-composition: setup ## what each half of a transition saves, and both (the paper's Table 5)
+	$(PY) -m bench.composition
+
+bench-exactness: setup ## successors say what a clean run says, and the comparison can tell
+	$(PY) -m bench.exactness
+
 bench-dominance: setup ## overlap x instant x quantum: never slower than abort + prefix caching? (12 min)
 	$(PY) -m bench.dominance
 
@@ -69,6 +78,9 @@ bench-replay: setup ## agents that revise in bursts, beside abort and resend (SE
 
 bench-kube: setup kube-tools ## kubectl apply to UNPUBLISHABLE, 500 scopes, the operator's memory
 	PYTHONPATH=. $(PY) -m bench.kube
+
+bench-cpu: setup ## every table's command in small, as tests of its rows, controls and pictures
+	$(PY) scripts/run_tests.py bench
 
 scoreboard: setup ## every result against its goal, missed ones first
 	$(PY) -m bench.scoreboard

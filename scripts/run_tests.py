@@ -1,13 +1,13 @@
 """Runs the test folders, one pytest process each, and adds up what they say.
 
 A process of its own for every folder: vLLM is imported only where it is needed, and what an engine
-leaves in memory ends with its folder. Several may run at once, for most wait most of the time; what
-a folder printed is shown when it has ended. Folders that need a Kubernetes API server wait for its
-binaries, which are built beside the others. Fails when a folder fails, or has no test. Without a
-FOLDER all run but those APART.
+leaves in memory ends with its folder. Two run at once, for most wait most of the time: the long one
+beside the cheap ones, those ALONE at the end; what a folder printed is shown when it has ended.
+Folders that need a Kubernetes API server wait for its binaries, which are built beside the others.
+Fails when a folder fails, or has no test. Without a FOLDER all run but those APART.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
-RETIRE_TEST_JOBS: how many at once (1).
+RETIRE_TEST_JOBS: how many at once (2).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "out" / "tests"
-# Cheap first. A folder that is not named runs last: none is forgotten.
-ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation")
-ORDER += ("client", "cli", "registry", "chart", "crd", "kubectl", "operator_unit", "sidecar")
-ORDER += ("operator_registry", "engine_api", "engine", "distributed", "metrics", "bench")
-ORDER += ("telemetry", "stack", "e2e")
-APART = frozenset(("e2e", "images", "kubernetes"))  # `make e2e`, `make images`: need root
+# The long one, then cheap first. A folder that is not named runs last: none is forgotten.
+ORDER = ("stack", "architecture", "protocol", "mailbox", "fence", "tier", "simulation")
+ORDER += ("client", "cli", "registry", "sidecar", "page", "http_contract", "engine_api")
+ORDER += ("chart", "crd", "kubectl", "operator_unit", "operator_registry", "kubernetes", "metrics")
+ORDER += ("telemetry", "engine", "distributed", "bench", "e2e")
+ALONE = frozenset(("e2e",))  # a whole cluster with deadlines: with nothing beside it
+APART = frozenset(("images",))  # `make images`: needs root
 KUBERNETES = frozenset(
     {"bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "metrics"}
     | {"operator_registry", "operator_unit"}
@@ -80,6 +81,7 @@ class Lanes:
         self.outcomes: list[Outcome] = []
         self._waiting = list(names)
         self._arguments = arguments
+        self._running: set[str] = set()
         self._building = [script for script, folders in BUILDS.items() if folders & {*names}]
         self._changed = threading.Condition()
 
@@ -103,16 +105,26 @@ class Lanes:
                 self.outcomes.append(done)
                 print(f"\n>>> tests/{folder}\n{text}", flush=True)
                 print(f"<<< tests/{folder}: {done.seconds:.0f} s", flush=True)
+                self._running.remove(folder)
+                self._changed.notify_all()
 
     def _next(self) -> str | None:
         with self._changed:
             while self._waiting:
-                for folder in self._waiting:
-                    if not any(folder in BUILDS[script] for script in self._building):
-                        self._waiting.remove(folder)
-                        return folder
+                ready = next(filter(self._may_start, self._waiting), None)
+                if ready is not None:
+                    self._waiting.remove(ready)
+                    self._running.add(ready)
+                    return ready
                 self._changed.wait()
             return None
+
+    def _may_start(self, folder: str) -> bool:
+        if any(folder in BUILDS[script] for script in self._building):
+            return False
+        if folder in ALONE:
+            return not self._running and not self._building and {*self._waiting} <= ALONE
+        return not self._running & ALONE
 
     def _build(self, scripts: tuple[str, ...]) -> None:
         for script in scripts:  # one after the other: each takes every core
@@ -159,7 +171,7 @@ def main(arguments: list[str]) -> int:
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
     chosen = names or [folder for folder in folders() if folder not in APART]
-    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "1"))
+    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "2"))
     outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
     broken = [one.folder for one in outcomes if one.status]

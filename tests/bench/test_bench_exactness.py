@@ -1,0 +1,63 @@
+"""A short exactness run reaches its file; a difference, a lost control, a moved page would show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench import exactness
+from bench.exactness import Found, distance, faults, moved
+from bench.exactness_engine import Answer
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_a_quick_run_finds_every_successor_exact(tmp_path: Path):
+    """With power; overwritten pages are noticed, restored ones are not."""
+    path, broken = exactness.run(exactness.quick(tmp_path), Console(quiet=True))
+    assert broken == []
+    found = {row["metric"]: row["ours"] for row in json.loads(path.read_text())["rows"]}
+    assert found["exact.power"] > 0.05
+    for source in ("clean_prefix", "completed_predecessor", "superseded_predecessor"):
+        assert found[f"exact.reused.{source}"] == 160
+    assert found["exact.reused.cold"] == 0
+    assert found["exact.fault_changes_output"] == found["exact.restored_recovers"] == 3
+    assert found["exact.bystander_pages_changed"] == 0
+
+
+def _found() -> Found:
+    return Found(
+        power=[1.0], drift={"a against b": [0.0]}, reused={"cold": [0]}, faulted=[0.5],
+        restored=[0.0], bystander=[0.0],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"drift": {"a against b": [0.2]}}, "exact.wrong.a_against_b: 1 of 1"),
+        ({"drift": {"a against b": [inf]}}, "exact.wrong.a_against_b: 1 of 1"),
+        ({"faulted": [0.01]}, "exact.fault_changes_output: 0 of 1"),
+        ({"restored": [inf]}, "exact.restored_recovers: 0 of 1"),
+        ({"bystander": [0.3]}, "exact.bystander_same: 0 of 1"),
+        ({"pages_changed": 1}, "a bystander's pages changed in 1 trials"),
+    ],
+)
+def test_what_is_off_is_said(change: dict, said: str):
+    """CONTROL: each promise can be broken, and a run with none broken says nothing."""
+    assert faults(_found()) == []
+    assert faults(replace(_found(), **change)) == [said]
+
+
+def test_another_token_is_another_answer():
+    """Whatever the logprobs are; the power is taken at equal places."""
+    one, two = Answer((1, 2), (-1.0, -2.0), 0), Answer((1, 3), (-1.0, -2.5), 0)
+    assert distance(one, one) == 0 and distance(one, two) == inf
+    assert distance(Answer((), (), 0), Answer((), (), 0)) == inf
+    assert moved(one, two) == 0.5
