@@ -74,7 +74,9 @@ async def _stream(url: str, lines: list[str]) -> None:
     async with (
         httpx.AsyncClient(base_url=url, timeout=120) as client,
         client.stream(
-            "POST", "/v1/completions", headers=headers,
+            "POST",
+            "/v1/completions",
+            headers=headers,
             json=_body(stream=True, max_tokens=1500, return_token_ids=True),
         ) as answer,
     ):
