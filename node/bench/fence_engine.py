@@ -165,9 +165,9 @@ class Subject:
             if tag is not None:
                 lab.run(lambda: not any(map(lab.request, requests)))
             else:
-                while not began:
-                    lab.step()
+                lab.run(lambda: bool(began) or not any(map(lab.request, requests)))
                 lab.engine.abort_request(requests)
+        assert timer.ident, "no step was one to revise in: the plan is at its end"
         timer.join()
         return began[0]
 

@@ -34,14 +34,15 @@ def test_a_quick_run_writes_rows_and_a_picture(bench: str, tmp_path: Path):
 @pytest.mark.engine
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_without_drafts_is_not_taken_for_one_with(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("arm", [Arm.RETIRE, Arm.PREFIX])
+def test_a_step_without_drafts_is_not_taken_for_one_with(monkeypatch: pytest.MonkeyPatch, arm: Arm):
     """CONTROL: where no draft is in flight, nothing is revised, and the scene says so."""
     subject = Subject(fence.quick("fence_speculation"))
     try:
         subject.use(Scene.SPEC_DECODE, 256)
         monkeypatch.setattr(subject, "_drafting", lambda: False)
-        with pytest.raises(AssertionError, match="the engine is idle"):
-            subject.tail(Arm.RETIRE)
+        with pytest.raises(AssertionError, match="no step was one to revise in"):
+            subject.tail(arm)
     finally:
         subject.lab.close()
 

@@ -134,7 +134,7 @@ def test_a_file_has_the_form_of_the_design(tmp_path: Path):
     assert document["rows"][1]["met"] is False
     assert document["rows"][2]["met"] is None
     assert document["versions"]["python"]
-    with pytest.raises(ValueError, match="device must be one of cpu, h200, h200-x2, kube"):
+    with pytest.raises(ValueError, match="device must be one of cpu, h200, h200-x2, h200-x4, kube"):
         report.write("example", [], device="laptop", samples={}, root=tmp_path)
 
 
