@@ -211,7 +211,7 @@ def _engine_args(shape: Shape, cuda: bool) -> dict[str, Any]:
         "load_format": "dummy",
         "enforce_eager": False,
         "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]},
-        "gpu_memory_utilization": 0.45,  # the capacity is set: nothing is sized by what is free
+        "gpu_memory_utilization": 0.1,  # the capacity is set: nothing is sized by what is free
         "kv_cache_memory_bytes": 6 * 2**30,
     }
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from bench import composition, dominance, fence, fence_engine
+from bench import composition, dominance, fence, fence_engine, turns
 from bench.dominance_engine import Subject as Revisions
 from bench.exactness_weights import sharpen
-from bench.fence_engine import await_turn, on_cuda, on_device_args
+from bench.fence_engine import on_cuda, on_device_args
 from bench.report import ROOT
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def run(given: argparse.Namespace, console: Console) -> int:
     console.print(f"engine ready after {time.perf_counter() - began_s:.0f} s")
     broken, drawings = 0, []
     for table in (_fence, _composition, _dominance):
-        began_s = time.perf_counter()
-        wrong, drawing = table(lab, given, console)
+        with turns.turn():
+            began_s = time.perf_counter()
+            wrong, drawing = table(lab, given, console)
         broken += wrong
         drawings.append(drawing)
         console.print(f"{table.__name__[1:]}: {time.perf_counter() - began_s:.0f} s")
@@ -98,7 +99,6 @@ def _lab(model: str, prompt: int) -> Lab:
         args |= on_device_args(asynchronous=True)
     lab = Lab(model, quantum=prompt, **args)
     sharpen(lab)
-    await_turn()
     return lab
 
 

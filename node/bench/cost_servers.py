@@ -31,7 +31,7 @@ _DEFAULTS: Final = {"RETIRE_HISTORY": "", "RETIRE_QUANTUM_TOKENS": "2048"}
 CUDA_ARGS: Final = (
     *("--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "4352"),
     *("--max-num-batched-tokens", "4352", "--max-num-seqs", "64"),
-    *("--gpu-memory-utilization", "0.45", "--kv-cache-memory-bytes", str(2800 * 2**20)),
+    *("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2800 * 2**20)),
 )
 CPU_ARGS: Final = (*ENGINE_ARGS[:-3], "--max-num-seqs", "64", "--enforce-eager")
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from bench import turns
 from bench.report import ROOT, Row, value, write
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def run(options: Options, console: Console) -> tuple[Path, list[str]]:
         options.model, prompt=options.prompt, quantum=options.quantum, eager=options.eager
     )
     try:
-        found = measure(subject, options, console)
+        with turns.turn():
+            found = measure(subject, options, console)
     finally:
         subject.close()
     made = rows(found)

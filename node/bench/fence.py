@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import plots_fence
-from bench.fence_engine import Arm, Options, Path, Subject, await_turn, on_cuda
+from bench import plots_fence, turns
+from bench.fence_engine import Arm, Options, Path, Subject, on_cuda
 from bench.report import ROOT, Baseline, Row, measured, write
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ def run(bench: str, options: Options, console: Console, *, root: File = ROOT) ->
     """Measure and write; the path of the JSON file."""
     console.print(f"starting the engine on {options.model} ...")
     subject = Subject(options)
-    await_turn()
     try:
-        found = measure(subject, console)
+        with turns.turn():
+            found = measure(subject, console)
     finally:
         subject.lab.close()
     path = save(bench, found, root=root)

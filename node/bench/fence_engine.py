@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 OVERLAP: Final = 0.9  # of the successor's context with its predecessor's
 DRAFTS: Final = 3  # n-gram draft tokens a step, as in the paper
 KV_GIB_ENV: Final = "RETIRE_BENCH_KV_GIB"  # size of the KV cache on a GPU that engines share
-GO_ENV: Final = "RETIRE_BENCH_GO"  # a file: engines that share a GPU measure one at a time
 SPOKEN: Final = 64  # tokens of the prompt of the request that decodes
 # The decoding request may only say three tokens, so that its past holds what comes next.
 SAYS: Final[dict[str, Any]] = {"allowed_token_ids": [11, 12, 13]}
@@ -258,16 +257,6 @@ def _engine_args(options: Options) -> dict[str, Any]:
         # vLLM has no asynchronous scheduling with n-gram drafts; None: as it chooses.
         args |= {"speculative_config": NGRAM, "async_scheduling": None}
     return args
-
-
-def await_turn() -> None:
-    """Say that the engine is ready, and wait until it may have the GPU for itself."""
-    from pathlib import Path as File
-
-    if path := os.environ.get(GO_ENV):
-        File(f"{path}.ready").touch()
-        while not File(path).exists():
-            time.sleep(0.2)
 
 
 def watch_branches(lab: Lab) -> list[str]:

@@ -350,7 +350,7 @@ def _llm(model: str, cuda: bool, kv_gib: int) -> Any:
         size = {
             "dtype": "bfloat16", "load_format": "dummy", "max_model_len": 16384,
             "max_num_batched_tokens": 8192, "max_num_seqs": 64, "async_scheduling": True,
-            "gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": kv_gib * 2**30,
+            "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": kv_gib * 2**30,
             "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]},
         }  # fmt: skip
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**common, **size))

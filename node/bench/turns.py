@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,3 +28,4 @@ def turn() -> Iterator[None]:
     with Path(name).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    time.sleep(0.5)  # whoever waits goes first
