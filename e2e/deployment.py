@@ -45,6 +45,8 @@ def values(model: Path, **more: Any) -> dict[str, Any]:
         "extraArgs": [
             *("--dtype", "float32", "--max-model-len", "16384", "--max-num-batched-tokens", "512"),
             *("--block-size", str(BLOCK), "--enforce-eager", "--enable-prompt-tokens-details"),
+            # Engine and worker as two processes would poll each other on all cores there are.
+            *("--distributed-executor-backend", "uni"),
         ],
         "sidecar": {"leaseSeconds": LEASE_S},
         "registry": {"bundled": {"tls": False, "persistence": {"size": "64Mi"}}},

@@ -24,6 +24,7 @@ _CALM: Final = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # allows the worker in the engine's process
     "HOME": "/tmp",
 }
 

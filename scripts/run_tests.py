@@ -1,13 +1,12 @@
 """Runs the test folders, one pytest process each, and adds up what they say.
 
 A process of its own for every folder: vLLM is imported only where it is needed, and what an engine
-leaves in memory ends with its folder. Two run at once, for most wait most of the time: the long one
-beside the cheap ones, those ALONE at the end; what a folder printed is shown when it has ended.
-Folders that need a Kubernetes API server wait for its binaries, which are built beside the others.
-Fails when a folder fails, or has no test. Without a FOLDER all run but those APART.
+leaves in memory ends with its folder. Folders that only compute (CALM) run beside the others with
+what these leave of the machine, and so do the builds that some folders wait for; a folder with
+deadlines has no rival. What a folder printed is shown when it has ended. Fails when a folder fails,
+or has no test. Without a FOLDER all run but those APART.
 
 Usage: python scripts/run_tests.py [FOLDER ...] [-- PYTEST_ARGUMENT ...]
-RETIRE_TEST_JOBS: how many at once (2).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 REPORTS = ROOT / "out" / "tests"
-# The long one, then cheap first. A folder that is not named runs last: none is forgotten.
-ORDER = ("stack", "architecture", "protocol", "mailbox", "fence", "tier", "simulation")
-ORDER += ("client", "cli", "registry", "sidecar", "page", "http_contract", "engine_api")
+# Cheap first. A folder that is not named runs last: none is forgotten.
+ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation")
+ORDER += ("client", "cli", "registry", "sidecar", "page", "http_contract", "engine_api", "stack")
 ORDER += ("chart", "crd", "kubectl", "operator_unit", "operator_registry", "kubernetes", "metrics")
 ORDER += ("telemetry", "engine", "distributed", "bench", "e2e")
-ALONE = frozenset(("e2e",))  # a whole cluster with deadlines: with nothing beside it
+CALM = frozenset(("engine", "distributed", "bench"))
 APART = frozenset(("images",))  # `make images`: needs root
 KUBERNETES = frozenset(
     {"bench", "chart", "crd", "e2e", "kubectl", "kubernetes", "metrics"}
@@ -37,6 +36,7 @@ KUBERNETES = frozenset(
 )
 # Script -> the folders that need what it builds.
 BUILDS = {"kube-tools": KUBERNETES, "observe-tools": frozenset(("telemetry",))}
+YIELDING = ("nice", "-n", "19")
 # Small models on few cores: two pools of spinning threads cost far more than they give.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -59,11 +59,15 @@ def folders() -> list[str]:
     return sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else 99, name))
 
 
-def run(folder: str, arguments: list[str]) -> Outcome:
-    """One pytest process; what it prints goes to a file until it has ended."""
+def run(folder: str, arguments: list[str], *, yielding: bool) -> Outcome:
+    """One pytest process; what it prints goes to a file until it has ended.
+
+    ``yielding``: it takes what others leave of the machine.
+    """
     report, log = REPORTS / f"{folder}.xml", REPORTS / f"{folder}.log"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", "--durations=5", *arguments]
+    command = [*YIELDING, *command] if yielding else command
     started = time.monotonic()
     environment = {**ENVIRONMENT, **os.environ}
     with log.open("wb") as output:
@@ -75,19 +79,19 @@ def run(folder: str, arguments: list[str]) -> Outcome:
 
 
 class Lanes:
-    """Runs jobs side by side, each when what it needs is there."""
+    """Runs folders, each when what it needs is there: a lane for most, one for those that yield."""
 
     def __init__(self, names: list[str], arguments: list[str]) -> None:
         self.outcomes: list[Outcome] = []
         self._waiting = list(names)
         self._arguments = arguments
-        self._running: set[str] = set()
         self._building = [script for script, folders in BUILDS.items() if folders & {*names}]
         self._changed = threading.Condition()
 
-    def work(self, count: int) -> list[Outcome]:
+    def work(self) -> list[Outcome]:
         """Until nothing is left."""
-        threads = [threading.Thread(target=self._lane) for _ in range(count)]
+        yielding = [True] if len(self._waiting) > 1 else []
+        threads = [threading.Thread(target=self._lane, args=(one,)) for one in (False, *yielding)]
         if self._building:
             threads.append(threading.Thread(target=self._build, args=(tuple(self._building),)))
         for thread in threads:
@@ -96,39 +100,31 @@ class Lanes:
             thread.join()
         return self.outcomes
 
-    def _lane(self) -> None:
-        while (folder := self._next()) is not None:
+    def _lane(self, yielding: bool) -> None:
+        while (folder := self._next(yielding)) is not None:
             print(f">>> tests/{folder} ...", flush=True)
-            done = run(folder, self._arguments)
+            done = run(folder, self._arguments, yielding=yielding)
             text = (REPORTS / f"{folder}.log").read_text(errors="replace")
             with self._changed:
                 self.outcomes.append(done)
                 print(f"\n>>> tests/{folder}\n{text}", flush=True)
                 print(f"<<< tests/{folder}: {done.seconds:.0f} s", flush=True)
-                self._running.remove(folder)
-                self._changed.notify_all()
 
-    def _next(self) -> str | None:
+    def _next(self, yielding: bool) -> str | None:
+        """The next folder of a lane; those that yield also run where nothing else is left."""
         with self._changed:
-            while self._waiting:
-                ready = next(filter(self._may_start, self._waiting), None)
-                if ready is not None:
-                    self._waiting.remove(ready)
-                    self._running.add(ready)
-                    return ready
+            while mine := [one for one in self._waiting if one in CALM or not yielding]:
+                mine.sort(key=lambda one: one in CALM)
+                for folder in mine:
+                    if not any(folder in BUILDS[script] for script in self._building):
+                        self._waiting.remove(folder)
+                        return folder
                 self._changed.wait()
             return None
 
-    def _may_start(self, folder: str) -> bool:
-        if any(folder in BUILDS[script] for script in self._building):
-            return False
-        if folder in ALONE:
-            return not self._running and not self._building and {*self._waiting} <= ALONE
-        return not self._running & ALONE
-
     def _build(self, scripts: tuple[str, ...]) -> None:
         for script in scripts:  # one after the other: each takes every core
-            subprocess.run([ROOT / "scripts" / script], cwd=ROOT, check=False)
+            subprocess.run([*YIELDING, ROOT / "scripts" / script], cwd=ROOT, check=False)
             with self._changed:
                 self._building.remove(script)  # built or not: the tests say what is missing
                 self._changed.notify_all()
@@ -171,8 +167,7 @@ def main(arguments: list[str]) -> int:
     names, passed_on = arguments[:split], arguments[split + 1 :]
     REPORTS.mkdir(parents=True, exist_ok=True)
     chosen = names or [folder for folder in folders() if folder not in APART]
-    jobs = int(os.environ.get("RETIRE_TEST_JOBS", "2"))
-    outcomes = sorted(Lanes(chosen, passed_on).work(jobs), key=lambda one: chosen.index(one.folder))
+    outcomes = sorted(Lanes(chosen, passed_on).work(), key=lambda one: chosen.index(one.folder))
     print(summary(outcomes))
     broken = [one.folder for one in outcomes if one.status]
     if broken:

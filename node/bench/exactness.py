@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SEEDS: Final = 5
 REPETITIONS: Final = 2
 FAULTS: Final = 3  # trials of the page-fault control
+POWER: Final = 0.05  # nats that another prefix must move an answer by, at least
 POWER_SHARE: Final = 0.1  # a drift of this share of the power is another answer
 
 
@@ -174,6 +175,8 @@ def faults(found: Found) -> list[str]:
         row = counts[f"exact.{metric}"]
         if row.ours < row.n:
             broken.append(f"{row.metric}: {row.ours:g} of {row.n}")
+    if min(found.power) < POWER:
+        broken.append(f"exact.power: {min(found.power):.3g} nats: no comparison here can tell")
     if found.pages_changed:
         broken.append(f"a bystander's pages changed in {found.pages_changed} trials")
     return broken

@@ -1,8 +1,8 @@
 """Dummy weights under which what a request attends to shows in its logprobs.
 
-vLLM's ``load_format="dummy"`` draws every matrix nearly at zero: attention adds nothing, and two
-prefixes give the same numbers. Any comparison of outputs would pass, whatever is broken. Owns the
-change of weights; must never measure.
+vLLM's ``load_format="dummy"`` draws everything nearly at zero, the weights of norms too: attention
+is flat and adds nothing, and two prefixes give the same numbers. Any comparison of outputs would
+pass, whatever is broken. Owns the change of weights; must never measure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bench.lab import Lab
 
-SHARP: Final = 4.0  # weight of the norms of queries and keys: each token attends to few others
+SHARP: Final = 2.0  # weight of the norms of queries and keys: each token attends to few others
 LOUD: Final = 8.0  # what attention adds to the residual stream, times
-_DONE: Final = "retire_sharpened"  # attribute of a model
 HEAD_STD: Final = 0.05  # of the output matrix: the likeliest tokens are told apart
+_DONE: Final = "retire_sharpened"  # attribute of a model
 
 
 def sharpen(lab: Lab) -> bool:
@@ -39,6 +39,8 @@ def _change(name: str, weight: Any) -> None:
 
     if "q_norm" in name or "k_norm" in name:
         weight.fill_(SHARP)
+    elif name.endswith("norm.weight"):
+        weight.fill_(1.0)  # as a trained one: what it norms keeps its size
     elif "o_proj" in name:
         weight.mul_(LOUD)
     elif "lm_head" in name:

@@ -54,7 +54,11 @@ SPECULATION: Final = Variant(
 GROUPS: Final = Variant("groups", _settings(model="gemma3-swa-tiny"), groups=2)
 TP2: Final = Variant(
     "tp2",
-    _settings("--tensor-parallel-size", "2", VLLM_CPU_OMP_THREADS_BIND="nobind"),
+    _settings(
+        *("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    ),
     ranks=2,
 )
 DRAM: Final = Variant("dram", _settings(), contract={"tier": "dram"})

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CLI: Final = (sys.executable, "-m", "retire.cli")
+# The only worker is in the engine's process: as two processes they poll each other while anything
+# runs, each on a whole core, and a small machine has none left for sidecar and gates.
+ONE_PROCESS: Final = ("--distributed-executor-backend", "uni")
 ENGINE_ARGS: Final = (
+    *ONE_PROCESS,
     *("--max-model-len", "4096", "--block-size", "32", "--max-num-batched-tokens", "512"),
     *("--max-num-seqs", "4", "--enforce-eager"),
 )
@@ -38,6 +42,7 @@ ENVIRONMENT: Final = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # allows "uni" on a CPU; the engine stays a process
     "RETIRE_QUANTUM_TOKENS": "64",  # short prefill steps: every state can be hit
 }
 READY_S: Final = 420.0

@@ -6,13 +6,17 @@ import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from bench import exactness
 from bench.exactness import Found, distance, faults, moved
 from bench.exactness_engine import Answer
+from bench.exactness_weights import LOUD, SHARP, sharpen
 
 
 @pytest.mark.engine
@@ -46,6 +50,7 @@ def _found() -> Found:
         ({"faulted": [0.01]}, "exact.fault_changes_output: 0 of 1"),
         ({"restored": [inf]}, "exact.restored_recovers: 0 of 1"),
         ({"bystander": [0.3]}, "exact.bystander_same: 0 of 1"),
+        ({"power": [0.01]}, "exact.power: 0.01 nats: no comparison here can tell"),
         ({"pages_changed": 1}, "a bystander's pages changed in 1 trials"),
     ],
 )
@@ -53,6 +58,25 @@ def test_what_is_off_is_said(change: dict, said: str):
     """CONTROL: each promise can be broken, and a run with none broken says nothing."""
     assert faults(_found()) == []
     assert faults(replace(_found(), **change)) == [said]
+
+
+def test_dummy_weights_are_given_power():
+    """Norms as trained ones, queries and keys sharp; once. Without it a norm's output is nearly 0,
+    attention is flat, and ``exact.power`` says so."""
+    names = ("input_layernorm", "self_attn.q_norm", "self_attn.o_proj", "mlp.down_proj", "lm_head")
+    dummy = {f"{name}.weight": torch.full((4,), 1e-3) for name in names}
+    model = SimpleNamespace(named_parameters=dummy.items)
+    config = SimpleNamespace(load_config=SimpleNamespace(load_format="dummy"))
+    lab: Any = SimpleNamespace(core=SimpleNamespace(vllm_config=config), model=model)
+    for _ in range(2):
+        assert sharpen(lab)
+        assert dummy["input_layernorm.weight"].eq(1).all()
+        assert dummy["self_attn.q_norm.weight"].eq(SHARP).all()
+        assert dummy["self_attn.o_proj.weight"].eq(LOUD * 1e-3).all()
+        assert dummy["mlp.down_proj.weight"].eq(1e-3).all()
+        assert dummy["lm_head.weight"].std() > 0
+    config.load_config.load_format = "auto"
+    assert not sharpen(lab), "weights that have power are left alone"
 
 
 def test_another_token_is_another_answer():

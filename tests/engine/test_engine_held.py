@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from bench.lab import prompt_tokens
 from retire.engine.fence_policy import StepTimes
+from retire.engine.seams.step_fence import StepFence
 from retire.engine.step_control import StepControl
 from retire.mailbox import Overlaps
 
@@ -88,6 +90,27 @@ def test_without_waiting_the_step_is_lost(lab: Lab, monkeypatch: pytest.MonkeyPa
     fenced = reply if isinstance(reply, dict) else reply.result(timeout=0)
     assert fenced["requests"][0]["frontier_tokens"] == 192
     assert stream.cached_tokens == 192
+
+
+@pytest.mark.parametrize("gating", [False, True], ids=["", "control"])
+def test_the_result_of_an_empty_step_retires_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, gating: bool
+) -> None:
+    """Scheduled before the armed step was, its result comes while that runs. CONTROL: retired at
+    it, the armed step is lost."""
+    if gating:
+        monkeypatch.setattr(StepFence, "_nothing_to_gate", lambda *_: False)
+
+    def an_empty_step() -> None:
+        step = lab.scheduler.schedule()
+        assert step.total_num_scheduled_tokens == 0
+        lab.scheduler.update_from_output(step, EMPTY_MODEL_RUNNER_OUTPUT)
+
+    _in_a_step_that_is_finished(lab, an_empty_step)
+    lab.engine.abort_request(["old"])  # what the empty step's outputs said of it was not handed on
+    lab.run()
+    frontier = lab.fence(lab.key)["requests"][0]["frontier_tokens"]
+    assert frontier == (192 if gating else 256)
 
 
 def test_a_successor_that_is_given_up_while_it_waits_never_enters(lab: Lab) -> None:

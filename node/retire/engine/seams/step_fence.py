@@ -114,9 +114,15 @@ class StepFence:
                 if request_id in self.tags:
                     self.chronicle.wrote(self.tags[request_id], blocks)
         try:
-            self.retire_stale()
+            if not self._nothing_to_gate(step):
+                self.retire_stale()
         finally:
             self._step, self._abandoned = None, set()
+
+    def _nothing_to_gate(self, step: SchedulerOutput) -> bool:
+        """An armed step runs, and this one (empty, scheduled while that was awaited) brings nothing
+        of a scope: retired now, the old work would lose what the armed step is about to finish."""
+        return self.steps.holding and not (step.num_scheduled_tokens.keys() & self.tags.keys())
 
     def _roll_back(self, step: SchedulerOutput) -> None:
         """Count an abandoned step's tokens as not computed, for requests that live on.
