@@ -171,12 +171,13 @@ def faults(made: Sequence[Row]) -> list[str]:
     most = {
         "compose.wrong_successors": 0.0,
         "compose.late_tokens": 0.0,
+        "compose.bystander_changed": 0.0,
         "compose.bystander_logprob_drift": TOLERANCE,
     }
     return [
         f"{row.metric} is {row.ours:g} {row.unit}, at most {most[row.metric]:g} may be"
         for row in made
-        if row.ours > most.get(row.metric, float("inf"))
+        if row.ours > max(most.get(row.metric, float("inf")), 2 * (row.baseline or 0.0))
     ]
 
 

@@ -1,11 +1,14 @@
 """Revisions in batches that another tenant shares: what they cost, and that they move nothing.
 
 The bystander decodes while a plan beside it is revised. Its tokens and logprobs must be those of a
-run alone; how far another prompt moves them is the power of that comparison.
+run alone; how far another prompt moves them is the power of that comparison. Ordinary kernels round
+by the shape of the batch, and another token may be the likeliest then: native revisions say how far
+that goes (``exactness`` takes it away).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +16,8 @@ from bench.dominance_engine import BYSTANDER_TOKENS, Arm, Cell, Subject
 from bench.report import Baseline, Row, measured, value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bench.lab import Stream
 
 TOLERANCE: Final = 1e-3  # logprob; other batch shapes round differently
@@ -27,13 +32,13 @@ def shared_rows(subject: Subject, quanta: tuple[int, ...], pairs: int) -> list[R
     power = difference(alone, other)
     assert power > POWER, f"another prompt moves the logprobs by {power:.3g} only: no power"
     times: dict[Arm, list[float]] = {Arm.RETIRE: [], Arm.PREFIX: []}
-    moved: list[float] = []
+    moved: dict[Arm, list[float]] = {Arm.RETIRE: [], Arm.PREFIX: []}
     for _ in range(pairs):
         for number, (overlap, instant) in enumerate(PLACES):
             for arm in (Arm.RETIRE, Arm.PREFIX) if number % 2 else (Arm.PREFIX, Arm.RETIRE):
                 ms, drifted = _trial(subject, Cell(overlap, instant, max(quanta)), arm, alone)
                 times[arm].append(ms)
-                moved.append(drifted)
+                moved[arm].append(drifted)
     return [
         measured(
             "compose.shared_batch_ms",
@@ -41,8 +46,35 @@ def shared_rows(subject: Subject, quanta: tuple[int, ...], pairs: int) -> list[R
             baseline=Baseline(Arm.PREFIX.value, times[Arm.PREFIX]),
             unit="ms",
         ),
-        value("compose.bystander_logprob_drift", max(moved), n=len(moved), unit="nats"),
+        *drift_rows(moved[Arm.RETIRE], moved[Arm.PREFIX]),
         value("compose.bystander_power", power, n=1, unit="nats"),
+    ]
+
+
+def drift_rows(ours: Sequence[float], native: Sequence[float]) -> list[Row]:
+    """Trials in which the bystander said other tokens, and how far it moved in the others."""
+
+    def told(moved: Sequence[float]) -> tuple[float, float]:
+        finite = [one for one in moved if math.isfinite(one)]
+        return float(len(moved) - len(finite)), max(finite, default=0.0)
+
+    (changed, most), (native_changed, native_most) = told(ours), told(native)
+    name = Arm.PREFIX.value
+    return [
+        value(
+            "compose.bystander_changed",
+            changed,
+            n=len(ours),
+            baseline=(name, native_changed),
+            unit="trials",
+        ),
+        value(
+            "compose.bystander_logprob_drift",
+            most,
+            n=len(ours),
+            baseline=(name, native_most),
+            unit="nats",
+        ),
     ]
 
 

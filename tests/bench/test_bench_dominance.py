@@ -12,7 +12,7 @@ from rich.console import Console
 from bench import dominance
 from bench.dominance_engine import Arm, Cell, Trial
 from bench.dominance_rows import Sweep, below_one, rows, why_not_colder
-from bench.dominance_shared import difference, drift
+from bench.dominance_shared import difference, drift, drift_rows
 from bench.lab import Stream
 
 CELL = Cell(0.5, 0.5, 64)
@@ -89,3 +89,16 @@ def test_a_wrong_successor_would_be_seen():
     assert dominance.faults(rows(sweep, 1, 128)) == [
         "compose.wrong_successors is 1 successors, at most 0 may be"
     ]
+
+
+def test_a_bystander_may_move_as_far_as_natively_and_no_further():
+    """Ordinary kernels may say another token in another batch shape: ours is judged by native."""
+
+    def found(ours: list[float], native: list[float]) -> list[str]:
+        return [line.split(" is ")[0] for line in dominance.faults(drift_rows(ours, native))]
+
+    other = float("inf")
+    assert found([0.0, 1e-5], [0.0, 0.0]) == []
+    assert found([other, 1e-5], [other, 0.0]) == []
+    assert found([other, 1e-5], [0.0, 0.0]) == ["compose.bystander_changed"]
+    assert found([0.2, 0.0], [0.0, 0.0]) == ["compose.bystander_logprob_drift"]

@@ -163,7 +163,8 @@ def test_the_keyboard_reaches_everything(page: Page):
 
 
 def test_a_transition_tells_its_story(page: Page):
-    """What became unpublishable when and how, what was inherited, why not more, what is kept."""
+    """What became unpublishable when and how, what was inherited, why not more, what is kept; a row
+    that is chosen right after a story was closed is told at once."""
     page.do("document.querySelector('#rows li:first-child a').click()")
     page.until("document.querySelector('dialog').open")
     told = page.do("document.querySelector('dialog').innerText")

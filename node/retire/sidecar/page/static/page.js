@@ -205,6 +205,7 @@ function openStory() {
     if (dialog.open) dialog.close();
     return;
   }
+  state.story = found[0];
   tell(dialog, transition, state.traceUrl);
   if (!dialog.open) dialog.showModal();
 }
@@ -220,7 +221,10 @@ function listen() {
     refresh();
   });
   window.addEventListener("hashchange", openStory);
-  byId("story").addEventListener("close", () => history.replaceState(null, "", location.pathname));
+  byId("story").addEventListener("close", () => {
+    // The event comes late: another row may have been chosen by then.
+    if (location.hash === state.story) history.replaceState(null, "", location.pathname);
+  });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 }
 
