@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # uv from the PATH, else one of our own: pip may not write into a Debian Python.
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
-.PHONY: help setup kube-tools lint check test test-next e2e images demo grid bench-gate bench-control bench-kube \
+.PHONY: help setup kube-tools lint check test test-next e2e images demo observe grid bench-gate bench-control bench-kube \
 	bench-fence bench-composition bench-exactness bench-dominance bench-churn bench-copies bench-cpu \
 	scoreboard proto clean
 
@@ -45,6 +45,10 @@ images: setup ## build and try the container images with buildah and podman (nee
 
 demo: setup ## the story of a superseded coding agent, beside abort and resend (out/demo)
 	UV=$(UV) .venv/bin/retire demo
+
+observe: setup ## the demo's stack with collector, Jaeger and Prometheus, and where to look (needs Go)
+	@scripts/observe-tools
+	$(PY) -m bench.observe
 
 grid: setup ## every state x event cell on a real engine, as a table
 	$(PY) -m bench.grid

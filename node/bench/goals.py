@@ -61,6 +61,7 @@ _LOW, _HIGH = Better.LOWER, Better.HIGHER
 _OURS, _RATIO = On.OURS, On.RATIO
 _SHARE = "of the run's cold / full-hit ratio"
 _TAIL = "native tail / our fence, 4096-token unit"
+_FIRST = "abort + cold / ours, to the successor's first token"
 
 # metric, unit, meaning, comparison, bound, which way is better, what the goal binds
 _TABLE: Final = (
@@ -82,6 +83,10 @@ _TABLE: Final = (
     ("fence.draft_verify", "ms", _TAIL, ">=", 51.3, _LOW, _RATIO),
     ("fence.spec_decode", "ms", _TAIL, ">=", 10, _LOW, _RATIO),
     ("fence.two_groups", "ms", _TAIL, ">=", 7.1, _LOW, _RATIO),
+    ("fence.long_prefill.to_cold", "ms", _FIRST, ">", 1.48, _LOW, _RATIO),
+    ("fence.draft_verify.to_cold", "ms", _FIRST, ">", 1.42, _LOW, _RATIO),
+    ("fence.spec_decode.to_cold", "ms", _FIRST, ">", 1.12, _LOW, _RATIO),
+    ("fence.two_groups.to_cold", "ms", _FIRST, ">", 1.22, _LOW, _RATIO),
     ("fence.long_prefill_ms", "ms", "our fence, default policy, qwen3-32b", "<", 8, _LOW, _OURS),
     ("compose.vs_cold_pct", "%", "successor TTFT below native + cold", ">", 75, _HIGH, _OURS),
     ("compose.worst_cell_vs_prefix", "ms", "against prefix caching", ">=", 0.98, _LOW, _RATIO),
@@ -104,7 +109,16 @@ _TABLE: Final = (
     ("tp2.fence", "ms", "fence, two tensor-parallel GPUs", ">", 12.19, _LOW, _RATIO),
     ("pp2.fence", "ms", "fence, two pipeline stages", ">", 6.04, _LOW, _RATIO),
     ("tp2.inherit", "ms", "inheritance, two tensor-parallel GPUs", ">", 5.78, _LOW, _RATIO),
+    ("tp2.to_successor", "ms", _FIRST, ">", 1.83, _LOW, _RATIO),
+    ("pp2.to_successor", "ms", _FIRST, ">", 1.83, _LOW, _RATIO),
+    ("tp4.fence", "ms", "fence, four tensor-parallel GPUs", ">", 10.57, _LOW, _RATIO),
+    ("tp4.to_successor", "ms", _FIRST, ">", 1.77, _LOW, _RATIO),
+    ("tp4.inherit", "ms", "inheritance, four tensor-parallel GPUs", ">", 5.27, _LOW, _RATIO),
+    ("tp2pp2.fence", "ms", "fence, two stages of two GPUs", ">", 6.04, _LOW, _RATIO),
+    ("tp2pp2.to_successor", "ms", _FIRST, ">", 1.7, _LOW, _RATIO),
+    ("tp2pp2.inherit", "ms", "inheritance, two stages of two GPUs", ">", 7.08, _LOW, _RATIO),
     ("tenant.runtime_pct", "%", "cost to another tenant", "<", 1, _LOW, _OURS),
+    ("tenant.frame_gap_pct", "%", "its longest silence", "<", 1, _LOW, _OURS),
 )
 
 GOALS: Final[dict[str, Goal]] = {line[0]: Goal(*line) for line in _TABLE}

@@ -214,7 +214,8 @@ def _cpu_model() -> str:
 def _command() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {spec.name}" if spec else f"python {Path(sys.argv[0]).name}"
-    return " ".join((program, *sys.argv[1:]))
+    # A folder is a matter of the machine: a model is told by its own name.
+    return " ".join((program, *(one.rpartition("/")[2] for one in sys.argv[1:])))
 
 
 def _commit(root: Path) -> str:

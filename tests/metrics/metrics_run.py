@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from metrics_prometheus import Prometheus, until
 
+from bench.prometheus import Prometheus, until
 from bench.stack import Stack, StackSettings
 from bench.stack_streams import Agent
 from e2e.cluster import ExistingCluster

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from metrics_dashboard import DASHBOARD, expressions
-from metrics_prometheus import Prometheus, Refused
 from metrics_run import QUOTA_BLOCKS, TRACE, scraped_run
 
+from bench.prometheus import Prometheus, Refused
 from e2e.cluster import ExistingCluster
 from retire.telemetry import names
 

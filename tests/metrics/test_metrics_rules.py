@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from metrics_dashboard import ROOT
-from metrics_prometheus import RULES
 
+from bench.prometheus import RULES
 from retire.telemetry import names
 
 STORIES = Path(__file__).with_name("alerts.yaml")

@@ -1,18 +1,23 @@
-"""A real Prometheus for one test: scrapes what it is told to, answers queries, knows the rules."""
+"""A real Prometheus: scrapes what it is told to, answers queries, knows the chart's rules.
+
+For tests and ``make observe``. Owns the process; must never look into our own.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 import yaml
 
-from e2e.processes import free_port
+from bench.observatory import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "charts" / "retire" / "rules" / "retire.yaml"
@@ -32,7 +37,8 @@ class Prometheus:
         self.at_s: float | None = None  # queries look at this time; None: now
         self._targets = targets
         self._process: subprocess.Popen[bytes] | None = None
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._http = httpx.Client(base_url=self.url, timeout=30)
 
     def __enter__(self) -> Self:
         self.folder.mkdir(exist_ok=True)
