@@ -315,7 +315,7 @@ def test_over_the_host_budget_the_prefix_stays_in_hbm(
     if bound == "host_bytes":
         tier.budget.capacity = 9 * size
     elif bound == "host_quota":
-        dram.core.retire_host_quota(dram.key.tenant, 9 * size)
+        tier.budget.set_quota(dram.key.tenant, 9 * size)
     else:
         tier.off = "for this test"
     try:

@@ -109,11 +109,6 @@ def retire_quota(self: Any, tenant: str, blocks: int | None) -> None:
     _versioned(self).inheritance.ledger.set_quota(tenant, blocks)
 
 
-def retire_host_quota(self: Any, tenant: str, size: int | None) -> None:
-    """Bound the host bytes kept for a tenant on this engine; None: as configured."""
-    _versioned(self).inheritance.tier.budget.set_quota(tenant, size)
-
-
 def retire_pause(self: Any, tenant: str, scope: str, paused: bool) -> int:
     """Stop or go on scheduling a scope's requests; returns how many. Authority is untouched."""
     scheduler = _versioned(self)
@@ -276,7 +271,6 @@ _UTILITIES = (
     retire_expect,
     retire_release,
     retire_quota,
-    retire_host_quota,
     retire_pause,
     retire_inspect,
     retire_pins,
