@@ -8,7 +8,7 @@ PY := .venv/bin/python
 UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test test-next e2e images demo observe grid bench-gate bench-control bench-kube \
-	bench-fence bench-composition bench-exactness bench-dominance bench-churn bench-copies bench-cpu \
+	bench-fence bench-composition bench-exactness bench-distributed bench-cost bench-dominance bench-churn bench-copies bench-cpu \
 	scoreboard proto clean
 
 help: ## show this list
@@ -67,6 +67,12 @@ bench-composition: setup ## what each half of a transition saves, and both (the 
 
 bench-exactness: setup ## successors say what a clean run says, and the comparison can tell
 	$(PY) -m bench.exactness
+
+bench-distributed: setup ## several ranks: fence, inheritance, a co-tenant (the paper's Table 6; TOPOLOGIES=tp2,pp2)
+	$(PY) -m bench.distributed --topologies $(or $(TOPOLOGIES),tp2)
+
+bench-cost: setup ## what the plugin costs where nothing is revised (the paper's Table 11)
+	$(PY) -m bench.cost
 
 bench-dominance: setup ## overlap x instant x quantum: never slower than abort + prefix caching? (12 min)
 	$(PY) -m bench.dominance

@@ -5,7 +5,7 @@ alternating order: what is left of a long prefill once superseded; from there to
 first token; an inherited successor's TTFT beside a cold one and a full hit of vLLM's own cache; and
 what another tenant notices, against an abort at the same instant. Every rank must sign.
 
-Writes ``results/<device>/distributed.json`` and ``tenant.json``.
+Writes ``results/<device>/distributed.json``, ``distributed.svg`` and ``tenant.json``.
 
 Usage: python -m bench.distributed [--topologies tp2,pp2] [--model PATH] [--pairs N]
     [--prompt TOKENS] [--unit TOKENS] [--inherited TOKENS] [--frames TOKENS]
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from bench import plots_distributed
 from bench.fence_engine import Arm, on_cuda
 from bench.report import ROOT, Baseline, Row, measured, value, write
 
@@ -205,7 +206,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = {name: _apart(name, size, File(folder) / name) for name in names}
     topologies = [Topology.parse(name) for name in names]
-    for path in save(found, max(one.tp * one.pp for one in topologies), given.root):
+    paths = save(found, max(one.tp * one.pp for one in topologies), given.root)
+    made = [row for name, samples in found.items() for row in rows(name, samples)]
+    note = (
+        f"{File(size.model).name}; {size.prompt}-token plans, {size.unit} a step; {size.inherited} "
+        f"tokens inherited; medians of n = {size.pairs} pairs"
+    )
+    plots_distributed.draw(made, paths[0].with_suffix(".svg"), note=note)
+    for path in paths:
         console.print(f"written: {path}")
     return 0
 

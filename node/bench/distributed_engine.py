@@ -11,9 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bench import lab_workers
 from bench.fence_engine import Arm, Options, Path, Subject, on_cuda, on_device_args
-from bench.lab_ranks import RanksLab
 from retire.protocol.versions import ScopeKey
 
 if TYPE_CHECKING:
@@ -61,6 +59,8 @@ class Ranks(Subject):
     """One engine of several ranks, and the scenes that are timed on it."""
 
     def __init__(self, topology: Topology, size: Size) -> None:
+        from bench.lab_ranks import RanksLab
+
         options = Options(
             size.model, (Path.LONG_PREFILL,), (size.unit,), size.prompt, size.pairs, 5.0, True
         )
@@ -77,6 +77,8 @@ class Ranks(Subject):
         self.size = size
 
     def _idle(self) -> None:
+        from bench import lab_workers
+
         self.ranks.workers(lab_workers.idle)
 
     def signed(self) -> int:

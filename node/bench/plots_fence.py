@@ -21,13 +21,14 @@ def draw(rows: Sequence[Row], path: Path, *, note: str) -> Path:
     firsts = [row for row in rows if ".to_" in row.metric]
     high = 1.4 + 0.42 * max(len(tails), len(firsts))
     made, axes = plots.figure(2, width=11.0, height=high)
-    _bars(axes[0], tails, "From the revision to an idle device")
-    _bars(axes[1], firsts, "From the revision to the successor's first token")
+    bars(axes[0], tails, "From the revision to an idle device")
+    bars(axes[1], firsts, "From the revision to the successor's first token")
     axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
     return plots.save(made, path, note=note)
 
 
-def _bars(axis, rows: Sequence[Row], title: str) -> None:
+def bars(axis, rows: Sequence[Row], title: str) -> None:
+    """Ours and the baseline of every row, ms on a logarithmic axis."""
     for number, row in enumerate(rows):
         label = number == 0
         axis.barh(
