@@ -40,7 +40,7 @@ class State(Enum):
     SUPERSEDED = "superseded"  # by an earlier SUPERSEDE, whose caller brings the successor later
 
 
-LONG: Final = 160  # tokens: a stream that is still running when a slow machine looks again
+LONG: Final = 320  # tokens: a stream that is still running when a slow machine looks again
 SHORT: Final = 8
 OLD_TOKENS: Final = {
     state: SHORT if state in (State.LAST_TOKEN, State.FINISHED) else LONG for state in State

@@ -27,6 +27,7 @@ from retire.engine.inputs import Inputs
 from retire.engine.publication import CURRENT
 from retire.engine.settings import Settings
 from retire.protocol.errors import ScopeClosed, VersionConflict
+from retire.telemetry.tracing import OFF
 
 SCOPED = {"x-retire-scope": "plan"}
 
@@ -58,6 +59,7 @@ class _Link:
     def __init__(self, node: Node, error: Exception | None) -> None:
         self.node, self.error = node, error
         self.admissions = self
+        self.tracer = OFF
         self.inputs = Inputs(self, self.mailbox, wait_s=1.0, spawn=node.publications.spawn)
 
     def policy(self, key: Any) -> None:

@@ -45,12 +45,14 @@ async def servers(tmp_path: Path) -> AsyncIterator[tuple[ScriptedSidecar, str]]:
         "RETIRE_MAILBOX": str(sidecar.mailbox_path), "RETIRE_SIDECAR": f"unix:{sidecar.socket}",
         "VLLM_PLUGINS": "retire,retire_api", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # allows "uni"; see bench.stack
     }  # fmt: skip
     argv = [
         sys.executable, str(HERE / "engine_api_two_servers.py"), "--api-server-count", "2",
         "--api-key", "sekret", "--model", str(tiny_model()), "--served-model-name", "m",
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager",
-        "--max-model-len", "2048", "--block-size", "32",  # 0.32 takes multiples of 32
+        "--max-model-len", "8192", "--distributed-executor-backend", "uni",
+        "--block-size", "32",  # 0.32 takes multiples of 32
     ]  # fmt: skip
     log = (tmp_path / "log").open("wb")
     server = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -77,7 +79,7 @@ async def _stream(url: str, lines: list[str]) -> None:
             "POST",
             "/v1/completions",
             headers=headers,
-            json=_body(stream=True, max_tokens=1500, return_token_ids=True),
+            json=_body(stream=True, max_tokens=6000, return_token_ids=True),
         ) as answer,
     ):
         async for line in answer.aiter_lines():

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -221,7 +222,10 @@ def test_top_watches_until_interrupted(plugin: Plugin):
     plugin.create()
     command = [sys.executable, "-m", "retire_operator.kubectl", "top", "--watch"]
     command += ["--interval", "0.1", "--kubeconfig", plugin.kubeconfig, "-n", plugin.namespace]
+    # Whoever runs the tests may ignore interrupts, and a child would too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         seen = ""
         while "plan" not in seen:
@@ -229,7 +233,7 @@ def test_top_watches_until_interrupted(plugin: Plugin):
             assert line, seen
             seen += line
         while process.poll() is None:  # an interrupt that meets a finalizer is lost, as anywhere
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=5)
     assert process.returncode == 130
