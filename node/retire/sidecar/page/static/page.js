@@ -221,9 +221,12 @@ function listen() {
     refresh();
   });
   window.addEventListener("hashchange", openStory);
-  byId("story").addEventListener("close", () => {
-    // The event comes late: another row may have been chosen by then.
-    if (location.hash === state.story) history.replaceState(null, "", location.pathname);
+  byId("story").addEventListener("close", () => { // late: another row may have been chosen by then
+    if (!byId("story").open && location.hash === state.story) history.replaceState(null, "", location.pathname);
+  });
+  byId("rows").addEventListener("click", (event) => { // and the same row is no new address until then
+    const { hash } = event.target.closest("a") ?? location;
+    setTimeout(() => { if (location.hash === hash) openStory(); else location.hash = hash; });
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 }
