@@ -33,6 +33,7 @@ def start(openai: OpenAI, model: str, task: str, headers: dict[str, str]) -> Any
         model=model,
         messages=[{"role": "user", "content": task}],
         stream=True,
+        max_tokens=512,
         extra_headers=headers,
     )
 

@@ -16,6 +16,7 @@ from matplotlib.patches import FancyArrowPatch
 from bench import plots
 from retire.protocol.edges import edges
 from retire.protocol.history import (
+    STAGES,
     Acknowledged,
     Adopted,
     CertificateIssued,
@@ -128,7 +129,7 @@ def _label(axes: Any, edge: Edge, text: str) -> None:
     (x0, y0), (x1, y1) = PLACES[edge[0]], PLACES[edge[1]]
     x, y, align = (x0 + x1) / 2, (y0 + y1) / 2 + 0.42, "center"
     if x0 == x1:
-        side = 1 if y1 > y0 or edge[1] is Phase.CANCELLED else -1
+        side = 1 if y1 > y0 else -1
         x, y, align = x0 + 0.45 * side, (y0 + y1) / 2, "left" if side > 0 else "right"
     elif x1 < x0:
         y = -0.58
@@ -140,18 +141,19 @@ def _label(axes: Any, edge: Edge, text: str) -> None:
 
 # --- one recorded SUPERSEDE ----------------------------------------------------------------------
 
-ROWS = ("old version publishes", "registry", "gates", "engine", "memory", "successor publishes")
-_MARKS: dict[type[Record], tuple[str, str]] = {
-    CommitMade: ("registry", "COMMIT"),
-    Acknowledged: ("gates", "UNPUBLISHABLE"),
-    WritersClosed: ("engine", "writers closed"),
-    CertificateIssued: ("engine", "certificate"),
-    PinTaken: ("memory", "pin taken"),
-    Adopted: ("memory", "adopted"),
-    PinReleased: ("memory", "pin released"),
-    Freed: ("memory", "freed"),
-    ReceiptGiven: ("gates", "receipt"),
+OLD, NEW = "old version publishes", "successor publishes"
+_POINTS: dict[type[Record], str] = {
+    CommitMade: "COMMIT",
+    Acknowledged: "UNPUBLISHABLE",
+    WritersClosed: "writers closed",
+    PinTaken: "prefix pinned",
+    CertificateIssued: "certificate",
+    Adopted: "prefix adopted",
+    ReceiptGiven: "receipt",
+    PinReleased: "pin released",
+    Freed: "rest freed",
 }
+BEFORE_MS = 60.0  # of the old answer
 
 
 def commit_of(records: Iterable[Record]) -> CommitMade:
@@ -160,41 +162,39 @@ def commit_of(records: Iterable[Record]) -> CommitMade:
     return next(found)
 
 
-def events(records: Sequence[Record]) -> list[tuple[float, str, str]]:
-    """(ms since COMMIT, row, text; empty for a published token), of the scope that changed."""
+def events(records: Sequence[Record]) -> list[tuple[float, str]]:
+    """(ms since COMMIT, row), of the scope that changed: each token, each point once."""
     commit = commit_of(records)
-    found = []
+    found: list[tuple[float, str]] = []
     for record in records:
         if getattr(record, "key", None) != commit.key:
             continue
         at_ms = (record.at_ns - commit.at_ns) / 1e6
         if isinstance(record, Published):
-            old = record.version < commit.to_version
-            found.append((at_ms, ROWS[0] if old else ROWS[-1], ""))
-        elif type(record) in _MARKS:
-            found.append((at_ms, *_MARKS[type(record)]))
+            found.append((at_ms, OLD if record.version < commit.to_version else NEW))
+        elif type(record) in _POINTS and at_ms >= 0:
+            row = f"{STAGES[type(record)].name}: {_POINTS[type(record)]}"
+            if all(row != one for _, one in found):
+                found.append((at_ms, row))
     return sorted(found)
 
 
 def timeline(records: Sequence[Record], path: Path) -> Path:
     """Tokens as ticks, points of the transition as dots; COMMIT is 0."""
     found, commit = events(records), commit_of(records)
-    made, (axes,) = plots.figure(1, width=9.2, height=3.6)
-    lows = {row: len(ROWS) - 1 - number for number, row in enumerate(ROWS)}
-    last: dict[tuple[str, str], float] = {}
-    for at_ms, row, text in found:
-        y = lows[row]
-        if not text:
-            color = plots.NATIVE if row == ROWS[0] else plots.OURS
-            axes.plot([at_ms, at_ms], [y - 0.25, y + 0.25], color=color, lw=1.2)
-        elif (row, text) not in last:  # one mark for each kind of event
-            last[row, text] = at_ms
-            axes.plot([at_ms], [y], "o", color=plots.INK, ms=4.5)
-            lift = 0.22 if sum(one == row for one, _ in last) % 2 else -0.38
-            axes.text(at_ms, y + lift, f" {text} {at_ms:.1f}", fontsize=7, va="bottom")
+    rows = [OLD, *dict.fromkeys(row for _, row in found if row not in (OLD, NEW)), NEW]
+    made, (axes,) = plots.figure(1, width=9.2, height=3.8)
+    for at_ms, row in found:
+        y = len(rows) - 1 - rows.index(row)
+        if row in (OLD, NEW):
+            color = plots.NATIVE if row == OLD else plots.OURS
+            axes.plot([at_ms, at_ms], [y - 0.3, y + 0.3], color=color, lw=1.4)
+            continue
+        axes.plot([at_ms], [y], "o", color=plots.INK, ms=4.5)
+        axes.text(at_ms, y, f"   {at_ms:.1f} ms", fontsize=7.5, va="center")
     axes.axvline(0, color="#BDBDBD", lw=0.8, zorder=1)
-    axes.set_yticks(list(lows.values()), list(lows))
-    axes.set_ylim(-0.7, len(ROWS) - 0.3)
+    axes.set_yticks(range(len(rows)), rows[::-1])
+    axes.set_xlim(left=-BEFORE_MS)
     axes.set_xlabel("ms since COMMIT")
     note = (
         f"recorded on a CPU with a tiny model; {commit.from_version} to {commit.to_version}; "

@@ -73,6 +73,19 @@ def _late(records: list[Record]) -> list[Record]:
     return [*records, published[-1]]
 
 
+def promises(page: str) -> dict[str, str]:
+    """C1 .. C8 of a page."""
+    return dict(re.findall(r"^\| (C\d) \| ([^|]+?) \|", (ROOT / page).read_text(), re.M))
+
+
+def test_the_contract_is_the_same_everywhere() -> None:
+    """What README promises, the site promises."""
+    readme, site = promises("README.md"), promises("docs/index.md")
+    assert list(readme) == [f"C{number}" for number in range(1, 9)]
+    plain = {name: text.replace("*", "") for name, text in site.items()}
+    assert plain == readme
+
+
 def read_variables() -> set[str]:
     """What the product's code reads; benchmarks apart."""
     folders = (ROOT / "node" / "retire", ROOT / "operator" / "retire_operator")
