@@ -23,7 +23,7 @@ def record(stack: Stack) -> list[Record]:
     """An answer under way is superseded by one that shares most of its prompt."""
     warm = Agent.new(stack, "warm")
     for _ in range(2):  # the first step of a shape is slow, and not what the picture is about
-        warm.supersede(warm.opened(), [*PLAN[:-20], *[5] * 20], max_tokens=4)
+        warm.supersede(warm.opened(), [72] * len(PLAN), max_tokens=4)
     agent = Agent(stack, "plan")
     old = agent.stream(PLAN, max_tokens=1000).tokens_at_least(OLD)
     request = stack.body([*PLAN[:256], *[7] * 40], max_tokens=NEW)

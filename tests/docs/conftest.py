@@ -18,7 +18,7 @@ from bench.stack import ENGINE_ARGS, Stack, StackSettings
 
 START_S = 480
 # A tiny model has no sense of an end: greedy, so that every run is the same, and not for ever.
-SHORT = ("--override-generation-config", '{"temperature": 0.0, "max_new_tokens": 1500}')
+SHORT = ("--override-generation-config", '{"temperature": 0.0, "max_new_tokens": 3000}')
 SETTINGS = StackSettings(
     engine_args=(*ENGINE_ARGS, *SHORT),
     env={"RETIRE_LEASE_S": "20", "RETIRE_SCOPE_FROM_SESSION": "1"},
