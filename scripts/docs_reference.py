@@ -129,15 +129,10 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def pages() -> dict[str, str]:
-    """Path below docs/ -> text."""
-    return {f"reference/{name}.md": page() for name, page in PAGES.items()}
-
-
 def main() -> None:
     """Write all of them."""
-    for name, text in pages().items():
-        (DOCS / name).write_text(text)
+    for name, page in PAGES.items():
+        (DOCS / "reference" / f"{name}.md").write_text(page())
     docs_pictures.draw(DOCS / "pictures")
 
 

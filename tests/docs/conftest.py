@@ -16,7 +16,6 @@ from docs_session import Reader
 
 from bench.stack import ENGINE_ARGS, Stack, StackSettings
 
-START_S = 480
 # A tiny model has no sense of an end: greedy, so that every run is the same, and not for ever.
 SHORT = ("--override-generation-config", '{"temperature": 0.0, "max_new_tokens": 3000}')
 SETTINGS = StackSettings(
