@@ -8,7 +8,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
 import typer
 from docs_snippets import ELSEWHERE, ROOT, RUN, Snippet, snippets, snippets_of, uncovered
@@ -74,7 +73,7 @@ def serve_lines(found: list[Snippet]) -> list[list[str]]:
 
 
 def understood(words: list[str]) -> dict[str, object]:
-    """What `retire serve` makes of its arguments; click.UsageError where it refuses them."""
+    """What `retire serve` makes of its arguments; an error where it refuses them."""
     arguments = words[words.index("retire") + 2 :]
     command = typer.main.get_command(app)
     serve = command.get_command(typer.Context(command), "serve")  # type: ignore[attr-defined]
@@ -90,11 +89,8 @@ def test_every_serve_line_is_understood() -> None:
 
 def test_a_serve_line_with_an_unknown_option_would_be_seen() -> None:
     """Control."""
-    with pytest.raises(Exception, match="No such option: --none") as raised:
+    with pytest.raises(Exception, match="No such option: --none"):
         understood(["retire", "serve", "--model", "m", "--none"])
-    assert isinstance(raised.value, click.UsageError) or "UsageError" in str(
-        type(raised.value).__mro__
-    )
 
 
 def targets(text: str) -> set[str]:
