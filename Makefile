@@ -9,7 +9,7 @@ UV := $(shell command -v uv || echo .cache/uv/bin/uv)
 
 .PHONY: help setup kube-tools lint check test test-next e2e images demo observe grid bench-gate bench-control bench-kube \
 	bench-fence bench-composition bench-exactness bench-distributed bench-cost bench-dominance bench-churn bench-copies bench-cpu \
-	scoreboard proto clean
+	scoreboard docs docs-reference proto clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -94,6 +94,12 @@ bench-cpu: setup ## every table's command in small, as tests of its rows, contro
 
 scoreboard: setup ## every result against its goal, missed ones first
 	$(PY) -m bench.scoreboard
+
+docs: setup ## the documentation as a site, in out/docs; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-reference: setup ## write docs/reference and the pictures of "how it works" from the code again
+	$(PY) scripts/docs_reference.py
 
 proto: setup ## generate the gRPC code of the sidecar again
 	$(PY) -m grpc_tools.protoc -Iretire/sidecar/pb=node/retire/sidecar \

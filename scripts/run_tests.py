@@ -26,8 +26,8 @@ REPORTS = ROOT / "out" / "tests"
 # Cheap first. A folder that is not named runs last: none is forgotten.
 ORDER = ("architecture", "protocol", "mailbox", "fence", "tier", "simulation")
 ORDER += ("client", "cli", "registry", "sidecar", "page", "http_contract", "engine_api", "stack")
-ORDER += ("chart", "crd", "kubectl", "operator_unit", "operator_registry", "kubernetes", "metrics")
-ORDER += ("telemetry", "engine", "distributed", "bench", "e2e")
+ORDER += ("chart", "docs", "crd", "kubectl", "operator_unit", "operator_registry", "kubernetes")
+ORDER += ("metrics", "telemetry", "engine", "distributed", "bench", "e2e")
 CALM = frozenset(("engine", "distributed", "bench"))
 APART = frozenset(("images",))  # `make images`: needs root
 KUBERNETES = frozenset(
