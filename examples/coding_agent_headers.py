@@ -27,13 +27,15 @@ class Answer:
     superseded_by: str | None = None  # the version that is current now
 
 
-def start(openai: OpenAI, model: str, task: str, headers: dict[str, str]) -> Any:
-    """A tagged stream; nothing else is special about it."""
+def start(
+    openai: OpenAI, model: str, task: str, headers: dict[str, str], *, most: int = 3000
+) -> Any:
+    """A tagged stream of at most so many tokens; nothing else is special about it."""
     return openai.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": task}],
         stream=True,
-        max_tokens=512,
+        max_tokens=most,
         extra_headers=headers,
     )
 
@@ -68,7 +70,7 @@ def work(url: str) -> dict[str, Answer]:
         sub = start(openai, model, "Review the port of the parser.", reviewer)
         reviewing = take(sub, Answer(), chunks=4)
 
-        new = start(openai, model, "Port the lexer to Rust instead.", revision)
+        new = start(openai, model, "Port the lexer to Rust instead.", revision, most=200)
         return {
             "new task": take(new, Answer()),
             "old task": take(old, writing),

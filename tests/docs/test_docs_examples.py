@@ -48,9 +48,9 @@ def test_without_a_policy_both_answers_run(stack: Stack, monkeypatch: pytest.Mon
     module = example("coding_agent_headers")
     start = module.start
 
-    def untold(openai, model, task, headers):
+    def untold(openai, model, task, headers, *, most=200):
         told = {k: v for k, v in headers.items() if k != "x-retire-on-new-input"}
-        return start(openai, model, task, told)
+        return start(openai, model, task, told, most=most)
 
     monkeypatch.setattr(module, "start", untold)
     answers = module.work(stack.url)
