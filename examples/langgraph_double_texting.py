@@ -37,7 +37,7 @@ def graph_of(scope: AsyncScope, model: str, seen: asyncio.Event) -> Any:
         parts: list[str] = []
         superseded = False
         try:
-            stream = await scope.chat(state["messages"], model=model, max_tokens=512)
+            stream = await scope.chat(state["messages"], model=model, max_tokens=2048)
             async for chunk in stream:
                 parts.append(chunk.text)
                 if len(parts) > 5:
