@@ -49,7 +49,7 @@ class Running:
         """What to open, and where."""
         return [
             ("live page", self.page),
-            ("in a terminal", f"retire top --url {self.stack.url}"),
+            ("in a terminal", f"retire top --page {self.page}"),
             ("traces (Jaeger)", f"{self.observatory.jaeger}/api/services"),
             ("metrics (Prometheus)", f"{self.prometheus.url}/graph"),
             ("alerts", f"{self.prometheus.url}/api/v1/rules?type=alert"),
