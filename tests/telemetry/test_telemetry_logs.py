@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from retire.cli.stack.output import JsonSink
 from retire.protocol.errors import InvalidField
 from retire.telemetry import logs, names
 
@@ -71,6 +72,19 @@ def test_vllm_s_process_is_left_alone_unless_asked(screen: io.StringIO) -> None:
     assert logger.handlers == []
     logs.setup_from_env({names.LOG_FORMAT_ENV: "json"})
     assert len(logger.handlers) == 1
+
+
+def test_lines_of_a_stack_are_nested_not_quoted() -> None:
+    """A child's JSON, vLLM's name of its process before it or not; what is none stays a message."""
+    screen = io.StringIO()
+    sink = JsonSink(screen)
+    for line in ('{"a":1}', '(APIServer pid=7) {"a":1}', "(APIServer pid=7) up", "[1]"):
+        sink("engine", line)
+    told = [json.loads(line) for line in screen.getvalue().splitlines()]
+    assert [one.get("record") for one in told] == [{"a": 1}, {"a": 1}, None, None]
+    assert told[1]["process"] == "APIServer pid=7"
+    assert [one.get("message") for one in told[2:]] == ["(APIServer pid=7) up", "[1]"]
+    assert {one["source"] for one in told} == {"engine"}
 
 
 @pytest.mark.parametrize(

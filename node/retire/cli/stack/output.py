@@ -6,6 +6,7 @@ Owns how the stack's log looks. Must never start or signal a process.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import deque
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TAIL_LINES: Final = 20
+_PROCESS: Final = re.compile(r"\((\w+ pid=\d+)\) ")
 SUPERVISOR: Final = "retire"
 _COLORS: Final = {"retire": "1;37", "registry": "35", "sidecar": "36", "engine": "32"}
 
@@ -52,8 +54,12 @@ class JsonSink:
     def __call__(self, source: str, line: str) -> None:
         """Show one line."""
         body: dict[str, object] = {"time": round(time.time(), 3), "source": source}
-        nested = _json_object(line)
-        body |= {"message": line} if nested is None else {"record": nested}
+        process, rest = _split(line)
+        nested = _json_object(rest)
+        if nested is None:
+            body["message"] = line
+        else:
+            body |= ({"process": process} if process else {}) | {"record": nested}
         self._stream.write(json.dumps(body, separators=(",", ":")) + "\n")
         self._stream.flush()
 
@@ -71,6 +77,12 @@ class Tail:
     def lines(self) -> Sequence[str]:
         """Oldest first."""
         return tuple(self._lines)
+
+
+def _split(line: str) -> tuple[str, str]:
+    """vLLM writes ``(APIServer pid=7) `` before every line of its processes."""
+    found = _PROCESS.match(line)
+    return (found[1], line[found.end() :]) if found else ("", line)
 
 
 def _json_object(line: str) -> dict[str, object] | None:
