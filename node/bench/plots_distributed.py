@@ -26,6 +26,6 @@ def draw(rows: Sequence[Row], path: Path, *, note: str) -> Path:
     high = 1.6 + 0.5 * max(len(found) for found, _ in panels)
     made, axes = plots.figure(len(panels), width=13.0, height=high)
     for axis, (found, title) in zip(axes, panels, strict=True):
-        bars(axis, found, title)
+        bars(axis, found, title, log=title.endswith("devices"))
     axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     return plots.save(made, path, note=note)
