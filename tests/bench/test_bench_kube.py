@@ -46,7 +46,7 @@ def test_a_quick_run_measures_everything_and_loses_nothing(tmp_path: Path):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     document = json.loads((tmp_path / "results" / "kube" / "kube.json").read_text())
-    assert document["command"] == f"python -m bench.kube --quick --root {tmp_path}"
+    assert document["command"] == f"python -m bench.kube --quick --root {tmp_path.name}"
     assert document["bench"] == "kube"
     assert all(set(row) == {field.name for field in fields(Row)} for row in document["rows"])
     assert len(scoreboard.load(tmp_path)) == len(document["rows"])
