@@ -19,6 +19,8 @@ from e2e.processes import free_port
 
 QUOTA_BLOCKS = 8
 BLOCK = 32  # tokens
+IN_STEPS = 6
+SUPERSEDES = 2 * (3 + IN_STEPS)  # of both rounds
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SMALL = [7] * (6 * BLOCK)  # its prefix fits into the quota
 LARGE = [9] * (12 * BLOCK)  # its prefix does not
@@ -56,6 +58,8 @@ def revise_everything(stack: Stack) -> None:
     first = revise(agent, SMALL, SMALL[:-1] + [3] * BLOCK)
     assert first["certified_tokens"] > 0, first
     revise(Agent.new(stack, "large"), LARGE, LARGE[:-1] + [3] * BLOCK)
+    for _ in range(IN_STEPS):  # some come while a step runs, and leave residual work
+        revise(Agent.new(stack, "running"), SMALL, SMALL[:-1] + [3] * BLOCK)
     stale = agent.post("supersede", {"expected_version": "1.0", "stream": False})
     assert stale.status_code == 409, stale.text
     for verb in ("pause", "resume", "cancel"):

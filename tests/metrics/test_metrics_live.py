@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from metrics_dashboard import DASHBOARD, expressions
-from metrics_run import QUOTA_BLOCKS, TRACE, scraped_run
+from metrics_run import QUOTA_BLOCKS, SUPERSEDES, TRACE, scraped_run
 
 from bench.prometheus import Prometheus, Refused
 from e2e.cluster import ExistingCluster
@@ -70,7 +70,7 @@ def test_the_run_is_told_as_it_was(prometheus: Prometheus):
     node = '{pod="retire-node-0"}'
     assert value("sum(retire_late_tokens_total)") == 0
     done = 'retire_transitions_total{outcome="done", change="%s", pod="retire-node-0"}'
-    assert value(done % "supersede") == 6
+    assert value(done % "supersede") == SUPERSEDES
     assert [value(done % verb) for verb in ("pause", "resume", "cancel")] == [2, 2, 2]
     assert value('retire_transitions_total{outcome="version_conflict", change="supersede"}') == 2
     assert value(f"sum(retire_stage_seconds_count{node} * 0 + 1)") >= 5
