@@ -17,8 +17,6 @@ from retire.telemetry.metrics import Metrics
 from retire_operator import render
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from retire.sidecar.pages import Pages
     from retire.telemetry.metrics import Reading
     from retire_operator.nodes import SidecarPool
@@ -66,16 +64,10 @@ class OperatorMetrics:
 
     def pages(self, listen: str) -> Pages:
         """The listener."""
-        from starlette.responses import Response  # noqa: PLC0415 - HTTP only where it is asked for
-        from starlette.routing import Route  # noqa: PLC0415 - the same
+        # HTTP only where it is asked for.
+        from retire.sidecar.pages import Pages, exposition  # noqa: PLC0415
 
-        from retire.sidecar.pages import Pages  # noqa: PLC0415 - the same
-
-        async def metrics(request: Request) -> Response:
-            body, content_type = self.metrics.exposition(request.headers.get("accept", ""))
-            return Response(body, headers={"content-type": content_type})
-
-        return Pages(listen, [Route("/metrics", metrics)], variable=VARIABLE)
+        return Pages(listen, [exposition(self.metrics)], variable=VARIABLE)
 
 
 def _readings(

@@ -99,7 +99,7 @@ def test_the_result_of_an_empty_step_retires_nothing(
     """Scheduled before the armed step was, its result comes while that runs. CONTROL: retired at
     it, the armed step is lost."""
     if gating:
-        monkeypatch.setattr(StepFence, "_nothing_to_gate", lambda *_: False)
+        monkeypatch.setattr(StepFence, "_awaits_result", lambda *_: False)
 
     def an_empty_step() -> None:
         step = lab.scheduler.schedule()

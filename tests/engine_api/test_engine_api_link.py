@@ -90,7 +90,7 @@ class World:
     link: SidecarLink
 
     def handoff(self, expected: Version = V1, *, key: str = "k") -> Handoff:
-        order = Order(KEY, Mutation(expected, key), Contract(), trace_id="t")
+        order = Order(KEY, Mutation(expected, key), Contract())
         made = Handoff(order, client=self.link.client(), core=self.link.core)
         self.link.publications.spawn(made.run())
         return made

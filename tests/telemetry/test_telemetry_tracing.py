@@ -25,6 +25,13 @@ def nowhere(**more: str) -> dict[str, str]:
     return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "1", **more}
 
 
+def tracer_of(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> Tracer:
+    """The tracer of a process in which these are set."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return Tracer.from_env(names.SERVICE_SIDECAR)
+
+
 def test_off_it_imports_nothing_and_hands_the_context_on() -> None:
     """No part of the SDK that exports is loaded in a sidecar without ``OTEL_*``; control: with it.
 
@@ -32,17 +39,16 @@ def test_off_it_imports_nothing_and_hands_the_context_on() -> None:
     """
     script = (
         "import sys, retire.sidecar.main; from retire.telemetry.tracing import Tracer\n"
-        f"Tracer.from_env('x', ENV).start({SPAN!r}).end()\n"
+        f"Tracer.from_env('x').start({SPAN!r}).end()\n"
         f"print(sum(name in sys.modules for name in {EXPORTING!r}))"
     )
     loaded = []
     for env in ({}, nowhere()):
-        text = script.replace("ENV", repr(env))
-        done = subprocess.run(
-            [sys.executable, "-c", text], capture_output=True, text=True, check=True
+        told = subprocess.check_output(
+            [sys.executable, "-c", script], env={**os.environ, **env}, text=True
         )
-        loaded.append(int(done.stdout))
-    assert loaded[0] == 0 < loaded[1]
+        loaded.append(int(told))
+    assert loaded == [0, len(EXPORTING)]
     assert OFF.start(SPAN, parent=PARENT).traceparent == PARENT
     assert OFF.start(SPAN).traceparent == ""
 
@@ -60,9 +66,7 @@ def test_off_a_span_costs_next_to_nothing() -> None:
 
 def test_without_a_collector_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans begin and end at once, are exported behind, dropped in the end; closing is bounded."""
-    for name, value in nowhere().items():
-        monkeypatch.setenv(name, value)  # the exporter reads it itself
-    tracer = Tracer.from_env(names.SERVICE_SIDECAR)
+    tracer = tracer_of(monkeypatch, nowhere())
     began_s = time.perf_counter()
     for _ in range(500):
         tracer.start(SPAN, {"a": 1}, parent=PARENT).end()
@@ -72,9 +76,9 @@ def test_without_a_collector_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> No
     assert time.perf_counter() - began_s < 20
 
 
-def test_a_context_that_is_not_sampled_records_nothing() -> None:
+def test_a_context_that_is_not_sampled_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed on as it came, flag included."""
-    tracer = Tracer.from_env(names.SERVICE_SIDECAR, nowhere())
+    tracer = tracer_of(monkeypatch, nowhere())
     span = tracer.start(SPAN, parent=PARENT[:-2] + "00")
     assert span.traceparent.split("-")[1] == PARENT.split("-")[1]
     assert span.traceparent.endswith("-00")
@@ -86,7 +90,9 @@ def test_a_context_that_is_not_sampled_records_nothing() -> None:
     ("variable", "value"),
     [("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
 )
-def test_what_we_do_not_have_is_refused(variable: str, value: str) -> None:
+def test_what_we_do_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     """By the variable's name."""
     with pytest.raises(InvalidField, match=variable):
-        Tracer.from_env(names.SERVICE_SIDECAR, nowhere(**{variable: value}))
+        tracer_of(monkeypatch, nowhere(**{variable: value}))

@@ -109,8 +109,7 @@ class Admission:
         entered = await self._enter(link, call, claim)
         call.publication.work = entered.entry.work  # from here on the guard ends it
         call.publication.bind(entered.tag, link.mailbox())
-        if link.tracer.on:
-            _infer(link, call, entered)
+        _infer(link, call, entered)
         if entered.interruption is None:
             await self._app(call.scope, call.receive, call.send)
             return None
@@ -183,6 +182,8 @@ class Admission:
 
 def _infer(link: SidecarLink, call: Call, entered: Entered) -> None:
     """Begin the span of its inference: below the change that it made, else below its caller's."""
+    if not link.tracer.on:
+        return
     headers = first_values(call.scope["headers"])
     parent = headers.get(scope_calls.TRACEPARENT, b"").decode("latin-1")
     if entered.interruption is not None:

@@ -20,12 +20,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from retire.engine import tracing
 from retire.protocol.codec import receipt_to_dict
-from retire.protocol.contract import Contract, Inherit, PinLease, Receipt, StopReason, Tier
+from retire.protocol.contract import (
+    SAVED_MS,
+    Contract,
+    Inherit,
+    PinLease,
+    Receipt,
+    StopReason,
+    Tier,
+)
 from retire.protocol.errors import RetireError, Unavailable
 from retire.sidecar import convert
-from retire.telemetry.spans import NOTHING, Span
+from retire.telemetry.spans import NOTHING, Span, trace_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from retire.engine.core_calls import CoreCalls
     from retire.engine.publication import Publication
     from retire.protocol.versions import ScopeKey, Version
@@ -70,9 +80,13 @@ class Order:
     key: ScopeKey
     mutation: Mutation
     contract: Contract = field(default_factory=Contract)
-    trace_id: str | None = None
     successor: bool = True  # one comes with this call
     span: Span = NOTHING  # of the whole change
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that the change belongs to, by the context that goes to the sidecar."""
+        return trace_id(self.mutation.traceparent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +272,13 @@ def _extra(facts: Facts) -> dict[str, object]:
     extra = convert.extra_from(facts.fenced)
     if restore := (facts.certificate or {}).get("restore"):
         extra["restore"] = restore  # what became of the copy in host memory
-    if saved_ms := (facts.certificate or {}).get("saved_ms"):
-        extra["saved_ms"] = round(saved_ms, 3)  # device time of the certified tokens
-    return extra
+    return extra | saved(facts.certificate or {})
+
+
+def saved(certificate: Mapping[str, Any]) -> dict[str, object]:
+    """For ``Receipt.extra``: device time that the certified tokens would take, ms, where known."""
+    ms = certificate.get("saved_ms")
+    return {SAVED_MS: round(ms, 3)} if ms else {}
 
 
 def inherits(contract: Contract) -> bool:

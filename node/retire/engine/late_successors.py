@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from retire.engine.handoff import saved
 from retire.protocol.contract import LATE, Receipt, StopReason
 from retire.protocol.errors import RetireError
 from retire.protocol.versions import Version
@@ -94,11 +95,5 @@ def late_receipt(key: ScopeKey, to: Version, certificate: dict[str, Any]) -> Rec
         first_difference=certificate["first_difference"],
         stop_reason=reason,
         successor_request_id=certificate["request_id"],
-        extra={LATE: True, **_saved(certificate)},
+        extra={LATE: True, **saved(certificate)},
     )
-
-
-def _saved(certificate: dict[str, Any]) -> dict[str, object]:
-    """The device time that the certified tokens would have taken, where it is known."""
-    saved_ms = certificate.get("saved_ms")
-    return {"saved_ms": round(saved_ms, 3)} if saved_ms else {}

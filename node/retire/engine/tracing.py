@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.protocol.errors import RetireError
 from retire.telemetry import names
-from retire.telemetry.spans import Kind, Link, Period, Span, trace_id
+from retire.telemetry.spans import Kind, Link, Period, Span
 from retire.telemetry.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def begin_order(tracer: Tracer, order: Order) -> Order:
     """The same for a SUPERSEDE that this process drives: its receipt names the trace."""
     span, mutation = begin(tracer, "supersede", order.key, order.mutation)
     span.set({names.A_INHERIT.name: order.contract.inherit.value})
-    return replace(order, span=span, mutation=mutation, trace_id=trace_id(span.traceparent))
+    return replace(order, span=span, mutation=mutation)
 
 
 def certified(tracer: Tracer, parent: str, certificate: dict[str, Any], since_ns: int) -> None:
@@ -146,7 +146,7 @@ def operation_of(path: str) -> str:
 def infer(tracer: Tracer, publication: Publication, parent: str, operation: str) -> None:
     """A tagged call may act: its inference begins. Its end is :func:`inferred`."""
     tag = publication.tag
-    if not tracer.on or tag is None:
+    if not tracer.on or tag is None:  # nothing is collected for a span that is not recorded
         return
     publication.span = tracer.start(
         operation,

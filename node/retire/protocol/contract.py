@@ -148,6 +148,7 @@ class PinLease:
 
 # In ``Receipt.extra``: only what ALIGN came to for a successor that came after its SUPERSEDE.
 LATE: Final = "late_successor"
+SAVED_MS: Final = "saved_ms"  # device time that the certified tokens would take, ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response
-from starlette.routing import Route
-
 from retire.protocol import codec
+from retire.sidecar.pages import exposition
 from retire.sidecar.views import not_ready_reason
 from retire.telemetry import names
 from retire.telemetry.metrics import Metrics
@@ -22,7 +20,6 @@ from retire.telemetry.metrics_transitions import TransitionMetrics
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.requests import Request
     from starlette.routing import BaseRoute
 
     from retire.sidecar.journal import Transition
@@ -48,12 +45,7 @@ class Measures:
 
     def route(self) -> BaseRoute:
         """GET /metrics."""
-
-        async def metrics(request: Request) -> Response:
-            body, content_type = self.metrics.exposition(request.headers.get("accept", ""))
-            return Response(body, headers={"content-type": content_type})
-
-        return Route("/metrics", metrics)
+        return exposition(self.metrics)
 
     def _journalled(self, line: Transition) -> None:
         """A line of another node is counted there: it has no receipt, or moves no version."""

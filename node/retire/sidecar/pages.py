@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retire.protocol.errors import InvalidField
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
+
+    from retire.telemetry.metrics import Metrics
 
 _BACKLOG: Final = 128
 _GRACE_S: Final = 1
@@ -44,6 +46,16 @@ def probes(not_ready_reason: Callable[[], str]) -> list[BaseRoute]:
         return JSONResponse({"ready": True})
 
     return [Route("/livez", livez), Route("/readyz", readyz)]
+
+
+def exposition(metrics: Metrics) -> BaseRoute:
+    """GET /metrics: Prometheus' text, or OpenMetrics for who accepts it."""
+
+    async def answer(request: Request) -> Response:
+        body, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    return Route("/metrics", answer)
 
 
 class _Quiet(uvicorn.Server):

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from retire.protocol.contract import StopReason
+from retire.protocol.contract import SAVED_MS, StopReason
 from retire.telemetry import names
 
 if TYPE_CHECKING:
     from retire.protocol.contract import Receipt
     from retire.telemetry.metrics import Metrics
-
-SAVED_MS = "saved_ms"  # in ``Receipt.extra``: device time of the certified tokens' prefill
 
 
 class TransitionMetrics:

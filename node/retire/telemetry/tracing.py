@@ -42,10 +42,9 @@ class Tracer:
         self._tracer = provider.get_tracer(_SCOPE) if provider is not None else None
 
     @classmethod
-    def from_env(cls, service: str, env: Mapping[str, str] | None = None) -> Tracer:
-        """Read ``OTEL_*``. InvalidField for an exporter or protocol that we do not have."""
-        source = os.environ if env is None else env
-        return cls(_provider(service, source) if wanted(source) else None)
+    def from_env(cls, service: str) -> Tracer:
+        """Read ``OTEL_*``, as the SDK does. InvalidField for an exporter that we do not have."""
+        return cls(_provider(service, os.environ) if wanted(os.environ) else None)
 
     def start(
         self,

@@ -69,7 +69,6 @@ class Scopes:
 
     def close(self) -> None:
         """Close every connection."""
-        self._api.rest_client.pool_manager.clear()
         self._api.rest_client.pool_manager.clear()  # close() leaves the connections open
         self._api.close()
 

@@ -105,15 +105,17 @@ class RetireSchedulerMixin(StepFence):
         changes = self.mailbox.changes()
         if changes == self._swept:
             return
-        self._swept = changes
         stale = [
             request_id
             for request_id, tag in self.tags.items()
             if not self.mailbox.check(tag.slot.index, tag.slot.stamp)
             and self.mailbox.gate(tag.slot) is GateState.STALE
         ]
-        if stale:
-            self._ended += super().finish_requests(stale, RequestStatus.FINISHED_ABORTED)
+        due = [request_id for request_id in stale if not self._awaits_result(request_id)]
+        if len(due) == len(stale):
+            self._swept = changes
+        if due:
+            self._ended += super().finish_requests(due, RequestStatus.FINISHED_ABORTED)
 
     def _record_closed(self, tag: Tag) -> None:
         """Between steps, or with the step just done, nothing of a stale version can write."""
@@ -222,8 +224,7 @@ class RetireSchedulerMixin(StepFence):
         """FENCE by quantum: retire what is stale, then plan a step of short chunks."""
         if not self.tags and not self.inheritance.active:
             return super().schedule(*args, **kwargs)
-        if not self.steps.holding:  # else its result tells how far the old work has come
-            self.retire_stale()
+        self.retire_stale()
         self.tend_leases()
         aside = self._set_aside()
         pause = self._pause_state

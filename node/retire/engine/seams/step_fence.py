@@ -114,15 +114,18 @@ class StepFence:
                 if request_id in self.tags:
                     self.chronicle.wrote(self.tags[request_id], blocks)
         try:
-            if not self._nothing_to_gate(step):
-                self.retire_stale()
+            self.retire_stale()
         finally:
             self._step, self._abandoned = None, set()
 
-    def _nothing_to_gate(self, step: SchedulerOutput) -> bool:
-        """An armed step runs, and this one (empty, scheduled while that was awaited) brings nothing
-        of a scope: retired now, the old work would lose what the armed step is about to finish."""
-        return self.steps.holding and not (step.num_scheduled_tokens.keys() & self.tags.keys())
+    def _awaits_result(self, request_id: str) -> bool:
+        """Whether an armed step's result, still to come, tells how far a request has come.
+
+        Retired before, it would lose what that step is about to finish. Not where the step whose
+        result is being processed brings something of it: that must be gated now.
+        """
+        brings = self._step.num_scheduled_tokens if self._step is not None else ()
+        return self.steps.holding and request_id not in brings
 
     def _roll_back(self, step: SchedulerOutput) -> None:
         """Count an abandoned step's tokens as not computed, for requests that live on.
