@@ -115,22 +115,24 @@ class Scopes:
             _request_timeout=(_TIMEOUT_S[0], max(0.2, limit_s)),
         )
         what = f"watch servingscope {name!r}"
-        while True:
-            with self._named(what):
-                try:
-                    event: Any = next(events, None)
-                except ApiException as error:
-                    if error.status not in (_GONE, _BUSY):
-                        raise
-                    event = None
-                    time.sleep(_BUSY_S if error.status == _BUSY else 0.0)
-                except urllib3.exceptions.ReadTimeoutError:
-                    event = None
-            if event is None:
-                return
-            if event["type"] == "DELETED":
-                raise ScopeMissing(f"servingscope {name!r} was deleted")
-            yield event["object"]
+        # An error leaves this frame alive with its traceback: the connection must not stay with it.
+        with contextlib.closing(events):
+            while True:
+                with self._named(what):
+                    try:
+                        event: Any = next(events, None)
+                    except ApiException as error:
+                        if error.status not in (_GONE, _BUSY):
+                            raise
+                        event = None
+                        time.sleep(_BUSY_S if error.status == _BUSY else 0.0)
+                    except urllib3.exceptions.ReadTimeoutError:
+                        event = None
+                if event is None:
+                    return
+                if event["type"] == "DELETED":
+                    raise ScopeMissing(f"servingscope {name!r} was deleted")
+                yield event["object"]
 
     def events(self, name: str) -> list[Body]:
         """The events about the object, oldest first."""
