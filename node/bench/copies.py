@@ -14,11 +14,13 @@ import argparse
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench.report import p50, value, write
+from bench import turns
+from bench.report import ROOT, p50, value, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +42,7 @@ class Options:
     page: int  # bytes of one block's keys, or values, in one layer
     pages: int
     rounds: int
+    root: Path = ROOT
 
     @property
     def size(self) -> int:
@@ -180,8 +183,9 @@ def _options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--page", type=int, default=32768)
     parser.add_argument("--pages", type=int, default=448 if cuda else 64)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder that holds results/")
     given = parser.parse_args(arguments)
-    return Options(given.layers, given.page, given.pages, given.rounds)
+    return Options(given.layers, given.page, given.pages, given.rounds, given.root)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -190,13 +194,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     subject = Subject(options)
     console.print(f"{options.pages} pages, {options.size / 1e6:.0f} MB, on {subject.device}")
-    samples = measure(subject, console)
+    with turns.turn():
+        samples = measure(subject, console)
     subject.close()
     device = "h200" if subject.device.type == "cuda" else "cpu"
     series = {
         f"{name}_s": getattr(samples, name) for name in ("out", "back", "plain_out", "plain_back")
     }
-    path = write("copies", rows(samples, options.size), device=device, samples=series)
+    path = write(
+        "copies", rows(samples, options.size), device=device, samples=series, root=options.root
+    )
     console.print(f"written: {path}")
     return 0
 

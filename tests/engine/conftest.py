@@ -47,3 +47,18 @@ def lab(engine: Lab) -> Iterator[Lab]:
     engine.run()
     engine.scheduler.inheritance.expire(float("inf"))
     assert engine.settled() == []
+
+
+@pytest.fixture
+def ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under asynchronous scheduling: steps queue, and every long one is armed."""
+    from retire.engine.fence_policy import StepTimes
+
+    class SlowSteps(StepTimes):
+        """Those of a large model: a second a token."""
+
+        def predicted_ms(self, tokens: int) -> float | None:
+            return 1000.0 * tokens
+
+    monkeypatch.setattr(lab.scheduler.steps, "times", SlowSteps())
+    monkeypatch.setattr(lab.scheduler.steps, "ahead", True)

@@ -10,7 +10,6 @@ import pytest
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from bench.lab import prompt_tokens
-from retire.engine.fence_policy import StepTimes
 from retire.engine.seams.step_fence import StepFence
 from retire.engine.step_control import StepControl
 from retire.mailbox import Overlaps
@@ -20,23 +19,13 @@ if TYPE_CHECKING:
 
     from bench.lab import Lab, Stream
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("ahead"),
+]
 OLD = prompt_tokens(600, 31)
 NEW = OLD[:500] + prompt_tokens(60, 32)
-
-
-class SlowSteps(StepTimes):
-    """As long as on a large model, so that every long step is armed."""
-
-    def predicted_ms(self, tokens: int) -> float | None:
-        return 1000.0 * tokens
-
-
-@pytest.fixture(autouse=True)
-def ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under asynchronous scheduling: calls arrive while a step is in flight."""
-    monkeypatch.setattr(lab.scheduler.steps, "times", SlowSteps())
-    monkeypatch.setattr(lab.scheduler.steps, "ahead", True)
 
 
 def _in_a_step_that_is_finished(lab: Lab, calls: Callable[[], None]) -> None:
@@ -86,6 +75,7 @@ def test_the_tokens_of_the_finished_step_are_inherited(lab: Lab) -> None:
 def test_without_waiting_the_step_is_lost(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """NEGATIVE CONTROL: aligned at once, the successor inherits a step less."""
     monkeypatch.setattr(StepControl, "holding", False)
+    monkeypatch.setattr(StepControl, "awaited", lambda *_: False)
     reply, stream = _superseded_in_a_step(lab)
     fenced = reply if isinstance(reply, dict) else reply.result(timeout=0)
     assert fenced["requests"][0]["frontier_tokens"] == 192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retire.engine.step_control import StepControl, bound_from_env, fence_of
-from retire.engine.step_plan import Ended, ScopedWork, StepPlan
+from retire.engine.step_plan import Ended, ScopedWork
 from retire.engine.tag import Tag
 from retire.mailbox import SlotRef
 from retire.protocol.contract import Fence
@@ -61,6 +61,29 @@ def test_nothing_queues_behind_an_armed_step() -> None:
     assert not steps.holding
 
 
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "control"])
+def test_a_step_queues_behind_one_that_is_launched_and_brings_no_token(silent: bool) -> None:
+    """From its last layer on it cannot be abandoned. CONTROL: somebody's token would wait."""
+    steps = control(ahead=True)
+    launched: list[int] = []
+    steps.launched = launched.__contains__
+    plan = steps.plan(1, {"old": (0, 2048)}, TAGS, silent=silent)
+    assert plan is not None and plan.armed and steps.holding
+    launched.append(plan.serial)
+    assert steps.holding is not silent
+
+
+def test_results_are_awaited_for_those_that_an_armed_step_computes() -> None:
+    """Also of the step before the armed one; not for others, and not without an armed step."""
+    steps = control(ahead=True)
+    steps.plan(1, {"old": (0, 1)}, TAGS)
+    assert not steps.awaited("old")
+    steps.plan(2, {"other": (0, 2048)}, TAGS | {"other": TAG})
+    assert steps.awaited("old") and steps.awaited("other") and not steps.awaited("third")
+    steps.done(1, 20.0)
+    assert not steps.awaited("old") and steps.awaited("other")
+
+
 def test_an_engine_off_the_allow_list_never_stops() -> None:
     """NEGATIVE CONTROL: the same step, not allowed."""
     plan = control(may_stop=False).plan(1, {"old": (0, 2048)}, TAGS)
@@ -107,20 +130,6 @@ def test_a_bad_bound_names_the_variable(monkeypatch: pytest.MonkeyPatch, text: s
     monkeypatch.setenv("RETIRE_FENCE_BOUND_MS", text)
     with pytest.raises(ValueError, match="RETIRE_FENCE_BOUND_MS"):
         bound_from_env()
-
-
-@pytest.mark.parametrize(
-    ("predicted_ms", "layers", "ahead"),
-    [(None, 36, 1), (200.0, 0, 1), (207.0, 64, 1), (50.0, 36, 2), (20.0, 36, 4), (900.0, 64, 1)],
-)
-def test_the_host_runs_ahead_as_far_as_the_bound_allows(
-    predicted_ms: float | None, layers: int, ahead: int
-) -> None:
-    """Long layers: one. Short ones: more, so that the device never waits for the host."""
-    from retire.engine.seams.safe_point import run_ahead
-
-    plan = StepPlan(1, 2048, (), True, True, predicted_ms, 8.0)
-    assert run_ahead(plan, layers) == ahead
 
 
 def test_a_step_that_somebody_needs_whole_is_not_stopped() -> None:

@@ -18,6 +18,10 @@ class Held:
 
     _calls: list[tuple[str | None, Callable[[], None]]] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        """Whether any call waits."""
+        return bool(self._calls)
+
     def hold(self, call: Callable[[], None], request_id: str | None = None) -> None:
         """Keep a call until :meth:`release`."""
         self._calls.append((request_id, call))

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from retire.mailbox.progress import P_STEP_ENDED
+from retire.mailbox.progress import P_STEP, P_STEP_ENDED, P_STOPPED_AT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,13 @@ class Participants:
         while not all((found := self._now(serial)).values()) and self.clock_s() < deadline_s:
             self.sleep(POLL_S)
         return [Rank(rank // self.tp, rank % self.tp, closed) for rank, closed in found.items()]
+
+    def launched(self, serial: int) -> bool:
+        """Whether every rank has launched all of step ``serial``, abandoned by none of them."""
+        return self.lines is not None and all(
+            line[P_STEP_ENDED] >= serial and not (line[P_STEP] == serial and line[P_STOPPED_AT])
+            for line in map(self.lines.line, range(self.pp * self.tp))
+        )
 
     def _now(self, serial: int) -> dict[int, bool]:
         lines = self.lines

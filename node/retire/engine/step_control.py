@@ -7,6 +7,7 @@ averages behind that choice. Must never import vLLM: it sees ids and numbers.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from retire.engine.step_plan import ScopedWork, StepPlan
 from retire.protocol.contract import Fence, FenceBranch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from retire.engine.step_plan import Ended
     from retire.engine.tag import Tag
@@ -27,11 +28,16 @@ BOUND_MS: Final = 8.0
 
 @dataclass(slots=True)
 class StepControl:
-    """``may_stop``: the engine is on the allow-list. ``ahead``: steps queue behind each other."""
+    """``may_stop``: the engine is on the allow-list. ``ahead``: steps queue behind each other.
+
+    ``launched``: whether every rank has given all of a step (its serial) to the device: from then
+    on it is computed to its end.
+    """
 
     may_stop: bool
     ahead: bool
     bound_ms: float = BOUND_MS
+    launched: Callable[[int], bool] = lambda _: False
     times: StepTimes = field(default_factory=StepTimes)
     ended: int = 0  # serial of the newest planned step whose result is in
     _serial: int = 0
@@ -39,8 +45,23 @@ class StepControl:
 
     @property
     def holding(self) -> bool:
-        """An armed step is in flight: with steps queued behind it, it could not be abandoned."""
-        return self.ahead and any(plan.armed for plan in self._running.values())
+        """Nothing may be built on what is in flight: an armed step may still be abandoned.
+
+        Nor is anything queued behind one that brings tokens: launching the next takes the host as
+        long as the device needs for it, and these tokens would wait.
+        """
+        return self.ahead and any(
+            plan.armed and not (plan.silent and self.launched(plan.serial))
+            for plan in self._running.values()
+        )
+
+    def awaited(self, request_id: str) -> bool:
+        """Whether results to come, an armed step's among them, tell how far a request comes."""
+        return (
+            self.ahead
+            and any(plan.armed for plan in self._running.values())
+            and any(plan.computes(request_id) for plan in self._running.values())
+        )
 
     def plan(
         self,
@@ -48,11 +69,13 @@ class StepControl:
         work: Mapping[str, tuple[int, int]],
         tags: Mapping[str, Tag],
         *,
+        silent: bool = False,
         whole: Callable[[], bool] = lambda: False,
     ) -> StepPlan | None:
         """Plan a scheduled step; ``work``: request id -> (first token, tokens). None: no scope.
 
-        ``whole``: whether somebody in the step needs all of it; asked only where it decides.
+        ``silent``: nobody gets a token of it. ``whole``: whether somebody in the step needs all of
+        it; asked only where it decides.
         """
         scoped = tuple(
             ScopedWork(request_id, tags[request_id].slot, start, tokens)
@@ -70,7 +93,9 @@ class StepControl:
         may_stop = self.may_stop and (worth or not self.ahead) and not whole()
         armed = may_stop and worth
         self._serial += 1
-        plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms)
+        plan = StepPlan(
+            self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms, silent
+        )
         self._running[step] = plan
         return plan
 

@@ -39,10 +39,15 @@ class StepPlan:
     serial: int
     tokens: int  # of all requests
     scoped: tuple[ScopedWork, ...]
-    may_stop: bool  # nothing queues behind it and nothing else depends on its end
+    may_stop: bool  # nothing is built on it before it is launched
     armed: bool  # long enough to need safe points
     predicted_ms: float | None
     bound_ms: float  # on residual work
+    silent: bool = False  # nobody gets a token of it: only parts of prompts are computed
+
+    def computes(self, request_id: str) -> bool:
+        """Whether it works for this request of a scope."""
+        return any(work.request_id == request_id for work in self.scoped)
 
     @property
     def bystander_tokens(self) -> int:

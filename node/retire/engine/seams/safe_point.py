@@ -7,9 +7,8 @@ Not called under full graphs: those steps are short. No KV connector is needed, 
 deployment's own connector is left alone. Upstream status: internal. Tested on 0.26.0.
 
 On a GPU the host gives work to the device long before the device does it: a check on the host
-bounds what is *launched*. In an armed step the host therefore waits, at layer i, for the device to
-have reached layer i - k (an event), so that a stop costs at most k + 1 layers. k is the largest
-that keeps them well within the bound: the closer the host stays, the more a short layer waits.
+bounds what is *launched*. In an armed step the host therefore launches each layer just in time
+(``engine/pace.py``), k layers before the device comes to it, and looks again while it waits.
 
 Ranks that stop at different layers deadlock in the next all-reduce. The first rank of a tensor
 parallel group decides, and writes the layer at which all of them stop to its progress line, far
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from retire.engine import fence_policy
 from retire.engine.fence_policy import Branch
+from retire.engine.pace import Pace
 from retire.engine.step_plan import Ended
 from retire.mailbox import GateState, MailboxView, Overlaps, ProgressLines
 from retire.mailbox.progress import P_LAYER_LAUNCHED, P_STEP, P_STEP_ENDED, P_STOPPED_AT
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from retire.engine.step_plan import StepPlan
 
 _UNKNOWN: Final = -1
-RUN_AHEAD_MAX: Final = 4  # layers
-BOUND_SHARE: Final = 0.6  # of the bound, for the layers that a stop leaves on the device
-
-
-def run_ahead(plan: StepPlan, layers: int) -> int:
-    """How many layers the host may be ahead of the device in this step."""
-    if plan.predicted_ms is None or not layers:
-        return 1
-    within = int(BOUND_SHARE * plan.bound_ms * layers / plan.predicted_ms)
-    return max(1, min(RUN_AHEAD_MAX, within - 1))
 
 
 class StepAbandoned(Exception):
@@ -71,7 +61,8 @@ class SafePoints:
         self._mailbox: MailboxView | None = None
         self._overlaps: Overlaps | None = None
         self._plan: StepPlan | None = None
-        self._pace: _Pace | None = None
+        self._pace: Pace | None = None  # made at the first step on a device
+        self._paced = False  # whether the step that runs is
         self._layer_name: object = None
         self._started_s = 0.0
         self._model_layers = 0
@@ -95,26 +86,36 @@ class SafePoints:
 
     def begin(self, plan: StepPlan, *, on_device: bool) -> None:
         """Before a step; the first look at the mailbox is at its first safe point."""
-        self._model_layers = self.layers or self._model_layers  # of the step before
-        ahead = run_ahead(plan, self._model_layers)
+        self._model_layers = max(self.layers, self._model_layers)  # a step may have been stopped
         self.layers, self._layer_name, self.ended = 0, None, None
         self._started_s = time.monotonic()
         self.timer = DeviceTimer() if on_device else WallTimer()
         self._changes = _UNKNOWN
         assert self.mailbox
         self._plan = plan if plan.may_stop else None
-        self._margin = ahead + 2 if on_device else 2
+        self._margin = 2
         self._serial = plan.serial
         assert self._line is not None
         self._line[P_STOPPED_AT] = 0  # nothing is agreed on
         self._line[P_STEP] = plan.serial
-        self._pace = _Pace(ahead) if on_device and plan.armed and plan.may_stop else None
+        self._paced = on_device and plan.armed and plan.may_stop
+        if self._paced:
+            self._begin_pace(plan)
+
+    def _begin_pace(self, plan: StepPlan) -> None:
+        if self._pace is None:
+            import torch
+
+            self._pace = Pace(torch.cuda.Event)
+        layers, predicted_ms = self._model_layers, plan.predicted_ms
+        self._pace.begin(predicted_ms / layers if predicted_ms and layers else None)
+        self._margin = self._pace.ahead + 2
 
     def end(self) -> None:
         """The step is launched, or given up."""
         if self.timer is not None:
             self.timer.stop()
-        self._plan = self._pace = None
+        self._plan, self._paced = None, False
         if self._line is not None:
             self._line[P_STEP_ENDED] = self._serial
 
@@ -126,8 +127,8 @@ class SafePoints:
         self.layers += 1
         assert self._line is not None
         self._line[P_LAYER_LAUNCHED] = self.layers
-        if self._pace is not None:
-            self._pace.hold()
+        if self._paced and self._pace is not None:
+            self._pace.hold(self.look)
         self.look()
 
     def look(self) -> None:
@@ -163,14 +164,15 @@ class SafePoints:
 
     def _stop(self) -> None:
         self.ended = Ended(Branch.LAYER_STOP, self._left_ms())
+        if self._line is not None:
+            self._line[P_STOPPED_AT] = max(1, self.layers)
         raise StepAbandoned
 
     def _left_ms(self) -> float:
         """What a stop here leaves to the device; nothing where the host is the device."""
-        plan = self._plan
-        if self._pace is None or not self.layers or plan is None or plan.predicted_ms is None:
+        if not self._paced or self._pace is None or not self.layers:
             return 0.0
-        return plan.predicted_ms / max(1, self._model_layers) * (self._pace.ahead + 1)
+        return self._pace.left_ms() or 0.0
 
     def _stale_tokens(self, plan: StepPlan) -> int:
         gate = self.mailbox.gate
@@ -248,24 +250,6 @@ def tensor_parallel_ranks() -> Ranks:
         return Ranks()
     group = parallel_state.get_tp_group()
     return Ranks(group.rank, group.first_rank, group.world_size)
-
-
-class _Pace:
-    """Holds the host near the device: at most ``ahead`` layers may be launched and not begun."""
-
-    def __init__(self, ahead: int) -> None:
-        import torch
-
-        self.ahead = ahead
-        self._event = torch.cuda.Event
-        self._recorded: list[Any] = []
-
-    def hold(self) -> None:
-        event = self._event()
-        event.record()
-        self._recorded.append(event)
-        if len(self._recorded) > self.ahead:
-            self._recorded[-1 - self.ahead].synchronize()
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from retire.mailbox import GateState, MailboxView, SlotFlags
 from retire.telemetry.history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
@@ -88,6 +88,7 @@ class RetireSchedulerMixin(StepFence):
             may_abandon(self.vllm_config),
             self.vllm_config.scheduler_config.async_scheduling,
             bound_from_env(),
+            launched=self.participants.launched,
         )
         self._writes: dict[
             int, dict[str, set[int]]
@@ -95,6 +96,8 @@ class RetireSchedulerMixin(StepFence):
         self._awaiting: list[tuple[int, Callable[[], None]]] = []  # replies that wait for a step
         self._held = Held()  # until an armed step has ended
         self._abandoned: set[int] = set()  # blocks that the step being processed did not write
+        self._brings: Container[str] = ()  # requests that it may bring a token
+        self._awaited = False  # a stale request's armed step is in flight
         self._fence: Fence | None = None  # how that step ended for what was superseded in it
         self._ended_step: Ended | None = None  # and what its worker decided
 
@@ -112,14 +115,23 @@ class RetireSchedulerMixin(StepFence):
             and self.mailbox.gate(tag.slot) is GateState.STALE
         ]
         due = [request_id for request_id in stale if not self._awaits_result(request_id)]
-        if len(due) == len(stale):
+        self._awaited = len(due) < len(stale)
+        if not self._awaited:
             self._swept = changes
         if due:
             self._ended += super().finish_requests(due, RequestStatus.FINISHED_ABORTED)
 
     def _record_closed(self, tag: Tag) -> None:
-        """Between steps, or with the step just done, nothing of a stale version can write."""
-        if self.chronicle.on and (self._step is not None or self._nothing_in_flight()):
+        """Between steps, or with the step just done, nothing of a stale version can write.
+
+        Unless another request of the scope is in a step that is awaited.
+        """
+        if not self.chronicle.on or any(
+            other.key == tag.key and self._awaits_result(request_id)
+            for request_id, other in self.tags.items()
+        ):
+            return
+        if self._step is not None or self._nothing_in_flight():
             current = self.mailbox.current(tag.slot.index, tag.slot.tenure)
             if current is not None:
                 self.chronicle.closed(tag.key, current.version)
@@ -136,11 +148,16 @@ class RetireSchedulerMixin(StepFence):
             self._awaiting.append((last, then))
 
     def when_settled(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the result of an armed step that is in flight is in."""
-        if self.steps.holding:
+        """Call ``then`` once no armed step in flight decides what it would find."""
+        if self._unsettled():
             self._held.hold(then)
         else:
             then()
+
+    def _unsettled(self) -> bool:
+        """Whether an armed step may still be abandoned, or decides how far stale work comes."""
+        self.retire_stale()
+        return self._awaited or self.steps.holding
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -186,7 +203,7 @@ class RetireSchedulerMixin(StepFence):
     def add_request(self, request: Request) -> None:
         """Admit a request; one of a scope inherits first, then takes its predecessor's place."""
         tag = Tag.of(request.sampling_params)
-        if tag is not None and self.steps.holding:
+        if tag is not None and self._unsettled():
             self._held.hold(lambda: self.add_request(request), request.request_id)
             return
         if tag is not None and request.request_id not in self.requests:
@@ -228,8 +245,8 @@ class RetireSchedulerMixin(StepFence):
         self.tend_leases()
         aside = self._set_aside()
         pause = self._pause_state
-        if self.steps.holding:
-            self._pause_state = PauseState.PAUSED_ALL  # nothing queues behind an armed step
+        if self._awaited or self.steps.holding:
+            self._pause_state = PauseState.PAUSED_ALL  # nothing is built on what may be abandoned
         quantum = versions.short_chunks(self, self.quantum) if self.tags else nullcontext()
         try:
             with quantum:
@@ -302,11 +319,14 @@ class RetireSchedulerMixin(StepFence):
         plan = self.steps.done(id(scheduler_output), getattr(model_runner_output, STEP_MS, None))
         self._ended_step = getattr(model_runner_output, ENDED, None)
         self._fence = fence_of(plan, self._ended_step)
+        silent = plan is not None and plan.silent
+        self._brings = () if silent else scheduler_output.num_scheduled_tokens
         if self.tags or writes:
             self._fence_step(scheduler_output, model_runner_output, writes)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._brings = ()
         self._settle_awaiting()
-        if not self.steps.holding:
+        if self._held and not self._unsettled():
             self._held.release()
         return self._tell_ended(outputs)
 

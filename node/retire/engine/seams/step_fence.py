@@ -71,7 +71,11 @@ class StepFence:
             for request_id, tokens in output.num_scheduled_tokens.items()
         }
         plan = self.steps.plan(
-            id(output), work, self.tags, whole=lambda: any(map(self._reads_its_prompt, work))
+            id(output),
+            work,
+            self.tags,
+            silent=all(self.requests[request_id].is_prefill_chunk for request_id in work),
+            whole=lambda: any(map(self._reads_its_prompt, work)),
         )
         if plan is None:
             return
@@ -122,10 +126,9 @@ class StepFence:
         """Whether an armed step's result, still to come, tells how far a request has come.
 
         Retired before, it would lose what that step is about to finish. Not where the step whose
-        result is being processed brings something of it: that must be gated now.
+        result is being processed brings a token of it: that must be gated now.
         """
-        brings = self._step.num_scheduled_tokens if self._step is not None else ()
-        return self.steps.holding and request_id not in brings
+        return request_id not in self._brings and self.steps.awaited(request_id)
 
     def _roll_back(self, step: SchedulerOutput) -> None:
         """Count an abandoned step's tokens as not computed, for requests that live on.
