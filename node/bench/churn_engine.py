@@ -72,12 +72,14 @@ class Subject:
     """The engine and its prompts; ``close()`` ends it."""
 
     def __init__(self, model: str, shape: Shape) -> None:
+        from bench.exactness_weights import sharpen
         from bench.lab import Lab
 
         self.shape = shape
         self.on_device = on_cuda()
         self.clock = time.perf_counter if self.on_device else time.process_time
         self.lab: Lab = Lab(model, quantum=shape.quantum, **_engine_args(shape, self.on_device))
+        sharpen(self.lab)
         self.lab.scheduler.scheduler_config.long_prefill_token_threshold = shape.quantum
         self.old = _tokens(shape.predecessor, "old")
         self.new = self.old[: shape.common] + _tokens(shape.suffix, "new")

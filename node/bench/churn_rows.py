@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESAMPLES: Final = 2000
+POWER: Final = 0.05  # nats between two tenants' answers, at least
 TOLERANCE: Final = 1e-3  # logprob of another tenant; other batch shapes round differently
 IDLE: Final = 0.0  # no churn at all: the successor comes at once
 
@@ -156,11 +157,15 @@ def faults(made: Sequence[Row]) -> list[str]:
         "churn.leaks": 0.0,
         "churn.bystander_drift": TOLERANCE,
     }
-    return [
+    broken = [
         f"{row.metric} is {row.ours:g} {row.unit}, at most {most[row.metric]:g} may be"
         for row in made
         if row.ours > most.get(row.metric, float("inf"))
     ]
+    power = next(row.ours for row in made if row.metric == "churn.bystander_power")
+    if power < POWER:
+        broken.append(f"churn.bystander_power is {power:g} nats: no comparison here can tell")
+    return broken
 
 
 def _moved(campaign: Campaign) -> float:

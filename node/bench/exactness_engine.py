@@ -43,6 +43,14 @@ class Fault(Enum):
     RESTORED = "overwritten, then restored"
 
 
+class Beside(Enum):
+    """What happens beside a bystander."""
+
+    NOTHING = "nothing"
+    ABORT = "native abort and resend"
+    SUPERSEDE = "a transition"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a successor said."""
@@ -107,7 +115,7 @@ class Subject:
         _, new = self.contexts(seed, shared)
         return self._say(_tokens(shared, f"other-{seed}") + new[shared:])
 
-    def bystander(self, *, superseded_beside: bool) -> tuple[Answer, bool]:
+    def bystander(self, what: Beside) -> tuple[Answer, bool]:
         """Another tenant's request; whether the pages it had written stayed what they were."""
         lab = self.lab
         lab.clean()
@@ -116,19 +124,33 @@ class Subject:
         key = type(lab.key)("other", f"steady-{self._number}")
         beside = f"by{self._number}"
         prompt = _tokens(BYSTANDER_PROMPT, "bystander")
-        stream = lab.submit(beside, prompt, lab.tag(key), max_tokens=BYSTANDER_TOKENS)
+        tag = None if what is Beside.ABORT else lab.tag(key)
+        stream = lab.submit(beside, prompt, tag, max_tokens=BYSTANDER_TOKENS)
         lab.run(lambda: len(stream.tokens) >= 2)
         before = lab.page_digests(beside, tokens=BYSTANDER_PROMPT)
-        if superseded_beside:
-            old, new = self.contexts(0, self.prompt // 2)
-            self._supersede(old, self.prompt // 2, middle=True)
-            tag = lab.tag(lab.key)
-            successor = lab.submit(f"new{self._number}", new, tag, max_tokens=2)
-            lab.run(lambda: len(successor.tokens) >= 2)
+        if what is not Beside.NOTHING:
+            self._transition(what)
         assert stream.finish_reason is None, "the bystander must outlive the transition"
         same = before == lab.page_digests(beside, tokens=BYSTANDER_PROMPT)
         lab.run()
         return _answer(stream), same
+
+    def _transition(self, what: Beside) -> None:
+        """From a plan in the middle of its prefill to its successor's second token."""
+        lab, shared = self.lab, self.prompt // 2
+        old, new = self.contexts(0, shared)
+        tag = None
+        if what is Beside.SUPERSEDE:
+            self._supersede(old, shared, middle=True)
+            tag = lab.tag(lab.key)
+        else:
+            request_id = f"old{self._number}"
+            lab.submit(request_id, old, None, max_tokens=400)
+            lab.run(lambda: self._written(request_id) >= self.quantum)
+            lab.step()
+            lab.engine.abort_request([request_id])
+        successor = lab.submit(f"new{self._number}", new, tag, max_tokens=2)
+        lab.run(lambda: len(successor.tokens) >= 2)
 
     # --- sources --------------------------------------------------------------------------------
 

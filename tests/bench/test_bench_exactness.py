@@ -38,7 +38,7 @@ def test_a_quick_run_finds_every_successor_exact(tmp_path: Path):
 def _found() -> Found:
     return Found(
         power=[1.0], drift={"a against b": [0.0]}, reused={"cold": [0]}, faulted=[0.5],
-        restored=[0.0], bystander=[0.0],
+        restored=[0.0], bystander=[0.0], bystander_native=[0.0],
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def _found() -> Found:
         ({"drift": {"a against b": [inf]}}, "exact.wrong.a_against_b: 1 of 1"),
         ({"faulted": [0.01]}, "exact.fault_changes_output: 0 of 1"),
         ({"restored": [inf]}, "exact.restored_recovers: 0 of 1"),
-        ({"bystander": [0.3]}, "exact.bystander_same: 0 of 1"),
+        ({"bystander": [0.3]}, "exact.bystander_same: 0 of 1, native 1"),
         ({"power": [0.01]}, "exact.power: 0.01 nats: no comparison here can tell"),
         ({"pages_changed": 1}, "a bystander's pages changed in 1 trials"),
     ],
@@ -58,6 +58,11 @@ def test_what_is_off_is_said(change: dict, said: str):
     """CONTROL: each promise can be broken, and a run with none broken says nothing."""
     assert faults(_found()) == []
     assert faults(replace(_found(), **change)) == [said]
+
+
+def test_a_bystander_may_move_as_far_as_beside_native_vllm():
+    """Kernels round by the shape of a batch, on a GPU; that is not ours to mend."""
+    assert faults(replace(_found(), bystander=[0.3], bystander_native=[0.4])) == []
 
 
 def test_dummy_weights_are_given_power():

@@ -106,6 +106,15 @@ def test_a_stop_leaves_at_most_the_lead_and_a_layer(layer_ms: float, part: float
     assert pace.left_ms() == pytest.approx(left, abs=0.3 + 0.05 * layer_ms)
 
 
+@pytest.mark.parametrize("layer_ms", [1.4, 3.2, 6.4, 13.5])
+def test_the_first_layers_are_held_back_too(layer_ms: float) -> None:
+    """An idle device starts at once on the first: the second waits although nothing was seen."""
+    for revised_at in (0.5, 0.5 * layer_ms, 5.0, 1.6 * layer_ms):
+        device = Device(layer_ms, revised_at=revised_at)
+        step(device, paced(device), layer_ms)
+        assert device.busy_until - max(revised_at, LAUNCH_MS) <= LEAD_MS + layer_ms + 0.5
+
+
 def test_a_revision_is_seen_while_the_host_waits() -> None:
     """Within a look: not only when the next layer is due."""
     device = Device(13.5, revised_at=300.0)
@@ -132,5 +141,5 @@ def test_the_host_is_never_further_ahead_than_it_says() -> None:
     pace.begin(1.4)
     for _ in range(LAYERS):
         pace.hold(device.look)
-        assert sum(not mark.query() for mark in pace._marks) <= pace.ahead
+        assert sum(not mark.query() for mark, _ in pace._marks) <= pace.ahead
         device.launch_layer()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ class Event(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A mark that the device has come to; ``exact``: at that time, not only at the earliest."""
+
+    mark: int
+    at_s: float
+    exact: bool
+
+
 class Pace:
     """Holds the host back at each layer of the armed steps of one device."""
 
@@ -47,9 +57,9 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._event, self._clock_s, self._sleep = event, clock_s, sleep
-        self._marks: deque[Event] = deque(maxlen=AHEAD_MAX + 1)
+        self._marks: deque[tuple[Event, float]] = deque(maxlen=AHEAD_MAX + 1)  # and when made, s
         self._launched = 0  # marks put behind work so far
-        self._seen: tuple[int, float] | None = None  # a mark that the device was seen to reach, s
+        self._seen: _Seen | None = None
         self._layer_ms: deque[float] = deque(maxlen=LAYERS_KEPT)
         self._predicted_ms: float | None = None  # of a layer, before any was seen
         self.ahead = 1  # layers that the host is ahead of the device, at most
@@ -77,35 +87,35 @@ class Pace:
             return None
         if self._seen is None:
             return (self.ahead + 1) * layer_ms
-        seen, at_s = self._seen
-        return max(0.0, (self._launched - seen) * layer_ms - (self._clock_s() - at_s) * 1e3)
+        since_ms = (self._clock_s() - self._seen.at_s) * 1e3
+        return max(0.0, (self._launched - self._seen.mark) * layer_ms - since_ms)
 
     def hold(self, look: Callable[[], None]) -> None:
         """Before a layer: return when it is time to launch it; ``look`` may raise meanwhile."""
         mark = self._event()
         mark.record()
-        self._marks.append(mark)
+        self._marks.append((mark, self._clock_s()))
         self._launched += 1
         if len(self._marks) <= self.ahead:
             return
-        awaited = self._marks[-1 - self.ahead]
-        if awaited.query():  # some time ago: the device may be about to run dry
-            self._seen = None
-            return
-        while not awaited.query():
-            look()
-            self._sleep(POLL_S)
-        self._reached(self._launched - self.ahead)
+        awaited, made_s = self._marks[-1 - self.ahead]
+        number = self._launched - self.ahead
+        if awaited.query():  # when is not known, only that it was not before it was made
+            self._seen = _Seen(number, made_s, exact=False)
+        else:
+            while not awaited.query():
+                look()
+                self._sleep(POLL_S)
+            self._reached(number)
         while self._early_ms() > 0:
             look()
             self._sleep(POLL_S)
 
     def _reached(self, mark: int) -> None:
-        now_s = self._clock_s()
-        if self._seen is not None:
-            before, at_s = self._seen
-            self._layer_ms.append((now_s - at_s) * 1e3 / (mark - before))
-        self._seen = mark, now_s
+        now, before = _Seen(mark, self._clock_s(), exact=True), self._seen
+        if before is not None and before.exact:
+            self._layer_ms.append((now.at_s - before.at_s) * 1e3 / (now.mark - before.mark))
+        self._seen = now
 
     def _early_ms(self) -> float:
         """How long the next layer can still wait.
@@ -116,5 +126,5 @@ class Pace:
         layer_ms = self.layer_ms
         if self._seen is None or layer_ms is None:
             return 0.0
-        since_ms = (self._clock_s() - self._seen[1]) * 1e3
+        since_ms = (self._clock_s() - self._seen.at_s) * 1e3
         return SURE * self.ahead * layer_ms - LEAD_MS - since_ms
