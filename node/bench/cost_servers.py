@@ -22,6 +22,7 @@ import httpx
 from bench.cost_load import Server
 from bench.stack import ENGINE_ARGS, ENVIRONMENT, READY_S, Stack, StackFailed, StackSettings
 from bench.tiny_models import tiny_model
+from retire.cli.stack.device import engine_defaults, machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +42,14 @@ def absent(model: str, args: tuple[str, ...]) -> Iterator[Server]:
     """``vllm serve`` in an environment in which no plugin is loaded. StackFailed."""
     with tempfile.TemporaryDirectory(prefix="retire-absent-") as folder:
         port, log = _free_port(), Path(folder) / "log"
+        env = _plain()
+        fit = engine_defaults(machine(), args, env)  # what `retire serve` adds on a CPU
         command = [sys.executable, "-m", "retire.engine.serve", "--model", model, "--host", HOST]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, "--port", str(port), *args], env=_plain(), stdout=out, stderr=out
-            )
+                [*command, "--port", str(port), *fit.args, *args],
+                env=env | dict(fit.env), stdout=out, stderr=out,
+            )  # fmt: skip
         try:
             _until_healthy(process, port, log)
             yield Server(HOST, port, model)

@@ -193,6 +193,8 @@ def _options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     parser.add_argument("--prompt", type=int, default=8192 if cuda else 1024, help="tokens")
     parser.add_argument("--quanta", default="1024,2048,4096" if cuda else "128,256,512")
+    parser.add_argument("--overlaps", default=_listed(OVERLAPS), help="of the contexts")
+    parser.add_argument("--instants", default=_listed(INSTANTS), help="of the prefill")
     parser.add_argument("--pairs", type=int, default=5 if cuda else 3)
     parser.add_argument("--sync", action="store_true", help="without asynchronous scheduling")
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model")
@@ -203,9 +205,19 @@ def _options(arguments: Sequence[str] | None) -> Options:
     if given.quick:
         return quick(given.root)
     quanta = tuple(int(quantum) for quantum in given.quanta.split(","))
+    overlaps, instants = _parts(given.overlaps), _parts(given.instants)
     return Options(
-        given.model, given.prompt, quanta, given.pairs, asynchronous=not given.sync, root=given.root
-    )
+        given.model, given.prompt, quanta, given.pairs, overlaps, instants,
+        asynchronous=not given.sync, root=given.root,
+    )  # fmt: skip
+
+
+def _parts(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _listed(parts: Sequence[float]) -> str:
+    return ",".join(f"{part:g}" for part in parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

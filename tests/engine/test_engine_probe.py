@@ -53,6 +53,26 @@ def test_an_intact_vllm_is_accepted_and_every_seam_opened(tmp_path: Path) -> Non
     assert _python(code, RETIRE_MAILBOX=str(tmp_path / "mailbox")).returncode == 0
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_asynchronous_scheduling_stays_what_it_is(tmp_path: Path, ahead: bool) -> None:
+    """Unset, the class fits. CONTROL: the other one, which would schedule step by step, does not."""
+    fit, unfit = ("RetireAsyncScheduler", "RetireScheduler")[:: 1 if ahead else -1]
+    code = f"""
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.config.scheduler import SchedulerConfig
+def chosen(**given):
+    config = SchedulerConfig.default_factory(async_scheduling={ahead}, **given)
+    return config.get_scheduler_cls().__name__
+assert chosen() == chosen(scheduler_cls="retire.engine.seams.scheduler.{fit}") == "{fit}"
+chosen(scheduler_cls="retire.engine.seams.scheduler.{unfit}")
+"""
+    result = _python(code, RETIRE_MAILBOX=str(tmp_path / "mailbox"))
+    assert result.returncode == 1
+    assert f"scheduler_cls {unfit} does not fit async_scheduling={ahead}" in result.stderr
+    assert f"subclass retire.engine.seams.scheduler.{fit}" in result.stderr
+
+
 def test_without_a_mailbox_vllm_stays_as_it_is() -> None:
     """An installed but unconfigured plugin opens nothing."""
     code = (

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from retire.cli.stack.device import EngineDefaults
     from retire.cli.stack.layout import Layout
 
-SCHEDULER: Final = "retire.engine.seams.scheduler.RetireScheduler"
 PLUGINS: Final = "retire,retire_api"
 OURS: Final = ("--model", "--host", "--port", "--scheduler-cls", "--uds")
 AUTH: Final = ("none", "static", "tokenreview")
@@ -120,7 +119,6 @@ def engine(options: StackOptions, layout: Layout, defaults: EngineDefaults) -> C
     argv = (
         *(sys.executable, "-m", "retire.engine.serve"),
         *("--model", options.model, "--host", options.host, "--port", str(options.port)),
-        *("--scheduler-cls", SCHEDULER),
         *defaults.args,
         *options.engine_args,
     )

@@ -382,10 +382,16 @@ def install() -> None:
 
     def get_scheduler_cls(self: SchedulerConfig) -> type[Any]:
         chosen = versioned.get(cls := stock(self), cls)
+        right = RetireAsyncScheduler if self.async_scheduling else RetireScheduler
         if not issubclass(chosen, RetireSchedulerMixin):
             raise TypeError(
                 f"scheduler_cls {cls.__qualname__} is not versioned: with Retire, leave it unset "
-                "or subclass retire.engine.seams.scheduler.RetireScheduler"
+                f"or subclass {__name__}.{right.__name__}"
+            )
+        if issubclass(chosen, AsyncScheduler) is not bool(self.async_scheduling):
+            raise TypeError(
+                f"scheduler_cls {cls.__qualname__} does not fit async_scheduling="
+                f"{self.async_scheduling}: leave it unset or subclass {__name__}.{right.__name__}"
             )
         return chosen
 
