@@ -136,8 +136,13 @@ def run_all(options: Options, console: Console) -> Path:
     """Start both servers, measure, print, write; the path of the result."""
     console.print(f"starting two servers on {options.model} ...")
     args = CUDA_ARGS if options.cuda else CPU_ARGS
-    with both(options.model, args) as (absent, present), turns.turn():
-        campaign = asyncio.run(measure(absent, present, options, console))
+    with both(options.model, args) as (absent, present):
+        with turns.turn():
+            campaign = asyncio.run(measure(absent, present, options, console))
+        return _save(campaign, options, console)  # before the servers end, which takes a while
+
+
+def _save(campaign: Campaign, options: Options, console: Console) -> Path:
     made = rows(campaign, options)
     for row in made:
         goal = f"  goal {row.goal}: {'met' if row.met else 'MISSED'}" if row.goal else ""

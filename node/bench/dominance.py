@@ -109,9 +109,16 @@ class Run:
         """The overlap at which native + cold runs too."""
         return min(self.options.overlaps, key=lambda overlap: abs(overlap - PAPER_OVERLAP))
 
+    def save(self, made: list[Row]) -> Path:
+        """Write ``results/<device>/dominance.json``."""
+        device = "h200" if self.subject.on_device else "cpu"
+        root = self.options.root
+        return write("dominance", made, device=device, samples=self.samples(), root=root)
+
     def rows(self) -> list[Row]:
-        """All of them; runs the shared batches."""
+        """All of them; runs the shared batches once those of the sweep are on disk."""
         made = rows(self.sweep, self.wrong, self.options.prompt)
+        self.save(made)
         return made + shared_rows(self.subject, self.options.quanta, self.repetitions)
 
     def samples(self) -> dict[str, list[float]]:
@@ -133,7 +140,6 @@ def run(
     """
     console.print(f"dominance on {options.model} ...")
     bench = Run(options, console, subject)
-    device = "h200" if bench.subject.on_device else "cpu"
     try:
         bench.measure()
         made = bench.rows()
@@ -153,7 +159,7 @@ def run(
     console.print(f"{len(slower)} of {len(bench.sweep.cells())} cells below 1:")
     for line in slower:
         console.print("  " + line, highlight=False, soft_wrap=True)
-    path = write("dominance", made, device=device, samples=bench.samples(), root=options.root)
+    path = bench.save(made)
     clock = "wall clock" if bench.subject.on_device else "CPU time of the engine's process"
     note = (
         f"{Path(options.model).name}, {options.prompt}-token prompts; {clock}; medians of "

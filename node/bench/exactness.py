@@ -69,6 +69,8 @@ class Found:
     restored: list[float] = field(default_factory=list)
     bystander: list[float] = field(default_factory=list)
     bystander_native: list[float] = field(default_factory=list)
+    parted: list[bool] = field(default_factory=list)  # it said something else than alone
+    parted_native: list[bool] = field(default_factory=list)
     pages_changed: int = 0
 
     def same(self, distances: Sequence[float]) -> int:
@@ -92,6 +94,18 @@ def distance(one: Answer, other: Answer) -> float:
     return max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
 
 
+def drifted(one: Answer, other: Answer) -> float:
+    """The largest difference up to the first token that differs, its own likelihoods included.
+
+    Where two tokens are equally likely, rounding decides, and what follows is another text;
+    a wrong input moves the likelihoods themselves.
+    """
+    pairs = zip(one.tokens, other.tokens, strict=True)
+    same = next((n for n, (a, b) in enumerate(pairs) if a != b), len(one.tokens))
+    logprobs = list(zip(one.logprobs, other.logprobs, strict=True))[: same + 1]
+    return max(abs(a - b) for a, b in logprobs)
+
+
 def moved(one: Answer, other: Answer) -> float:
     """The largest difference at equal places, whatever the tokens are."""
     return max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
@@ -106,7 +120,7 @@ def measure(subject: Subject, options: Options, console: Console) -> Found:
         console.print(_line(found, length), highlight=False)
     for seed in range(FAULTS):
         _faults(subject, found, seed, options.lengths[0])
-        _bystander(subject, found)
+        _bystander(subject, found, seed)
     return found
 
 
@@ -138,14 +152,16 @@ def _faults(subject: Subject, found: Found, seed: int, length: int) -> None:
     found.restored.append(distance(expected, restored))
 
 
-def _bystander(subject: Subject, found: Found) -> None:
+def _bystander(subject: Subject, found: Found, seed: int) -> None:
     from bench.exactness_engine import Beside
 
-    alone, _ = subject.bystander(Beside.NOTHING)
-    native, _ = subject.bystander(Beside.ABORT)
-    beside, same = subject.bystander(Beside.SUPERSEDE)
-    found.bystander.append(distance(alone, beside))
-    found.bystander_native.append(distance(alone, native))
+    alone, _ = subject.bystander(Beside.NOTHING, seed)
+    native, _ = subject.bystander(Beside.ABORT, seed)
+    beside, same = subject.bystander(Beside.SUPERSEDE, seed)
+    found.bystander.append(drifted(alone, beside))
+    found.bystander_native.append(drifted(alone, native))
+    found.parted.append(alone.tokens != beside.tokens)
+    found.parted_native.append(alone.tokens != native.tokens)
     found.pages_changed += not same
 
 
@@ -175,6 +191,14 @@ def rows(found: Found) -> list[Row]:
             unit="trials",
             baseline=(NATIVE, found.same(found.bystander_native)),
             better=Better.HIGHER,
+        ),
+        value(
+            "exact.bystander_parted",
+            sum(found.parted),
+            n=len(found.parted),
+            unit="trials",
+            baseline=(NATIVE, sum(found.parted_native)),
+            better=Better.LOWER,
         ),
         value("exact.bystander_pages_changed", found.pages_changed, n=FAULTS, unit="trials"),
     ]

@@ -115,7 +115,7 @@ class Subject:
         _, new = self.contexts(seed, shared)
         return self._say(_tokens(shared, f"other-{seed}") + new[shared:])
 
-    def bystander(self, what: Beside) -> tuple[Answer, bool]:
+    def bystander(self, what: Beside, seed: int) -> tuple[Answer, bool]:
         """Another tenant's request; whether the pages it had written stayed what they were."""
         lab = self.lab
         lab.clean()
@@ -123,7 +123,7 @@ class Subject:
         lab.key = type(lab.key)("acme", f"plan-{self._number}")
         key = type(lab.key)("other", f"steady-{self._number}")
         beside = f"by{self._number}"
-        prompt = _tokens(BYSTANDER_PROMPT, "bystander")
+        prompt = _tokens(BYSTANDER_PROMPT, f"bystander-{seed}")
         tag = None if what is Beside.ABORT else lab.tag(key)
         stream = lab.submit(beside, prompt, tag, max_tokens=BYSTANDER_TOKENS)
         lab.run(lambda: len(stream.tokens) >= 2)

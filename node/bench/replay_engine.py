@@ -347,7 +347,7 @@ def _llm(model: str, cuda: bool, kv_gib: int) -> Any:
         "scheduler_cls": scheduler_cls(asynchronous=cuda),
     }
     if cuda:
-        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"  # this process asked for CUDA
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process asked for CUDA
         size = {
             "dtype": "bfloat16", "load_format": "dummy", "max_model_len": 16384,
             "max_num_batched_tokens": 8192, "max_num_seqs": 64, "async_scheduling": True,

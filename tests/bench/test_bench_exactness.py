@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from bench import exactness
-from bench.exactness import Found, distance, faults, moved
+from bench.exactness import Found, distance, drifted, faults, moved
 from bench.exactness_engine import Answer
 from bench.exactness_weights import LOUD, SHARP, sharpen
 
@@ -58,6 +58,14 @@ def test_what_is_off_is_said(change: dict, said: str):
     """CONTROL: each promise can be broken, and a run with none broken says nothing."""
     assert faults(_found()) == []
     assert faults(replace(_found(), **change)) == [said]
+
+
+def test_rounding_between_equally_likely_tokens_is_no_drift():
+    """Two texts part where either token would do. CONTROL: another likelihood is a drift."""
+    one = Answer((1, 2, 3), (-1.0, -2.0, -0.1), 0)
+    assert drifted(one, Answer((1, 7, 9), (-1.0, -2.001, -5.0), 0)) == pytest.approx(0.001)
+    assert drifted(one, Answer((1, 7, 9), (-1.0, -2.5, -0.1), 0)) == pytest.approx(0.5)
+    assert drifted(one, Answer((1, 2, 3), (-1.0, -2.0, -0.4), 0)) == pytest.approx(0.3)
 
 
 def test_a_bystander_may_move_as_far_as_beside_native_vllm():

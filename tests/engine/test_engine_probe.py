@@ -55,7 +55,7 @@ def test_an_intact_vllm_is_accepted_and_every_seam_opened(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_asynchronous_scheduling_stays_what_it_is(tmp_path: Path, ahead: bool) -> None:
-    """Unset, the class fits. CONTROL: the other one, which would schedule step by step, does not."""
+    """Unset, the class fits. CONTROL: the other one, which would wait for every step, does not."""
     fit, unfit = ("RetireAsyncScheduler", "RetireScheduler")[:: 1 if ahead else -1]
     code = f"""
 from vllm.plugins import load_general_plugins
