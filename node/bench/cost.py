@@ -24,6 +24,7 @@ from bench import turns
 from bench.cost_load import Server, Span, Workload, run
 from bench.cost_servers import CPU_ARGS, CUDA_ARGS, both
 from bench.dominance_engine import on_cuda
+from bench.goals import Better
 from bench.report import ROOT, Baseline, Row, bootstrap_ci95, measured, value, write
 
 if TYPE_CHECKING:
@@ -129,7 +130,10 @@ def _throughput(campaign: Campaign, http: Workload) -> Row:
         return [tokens / ms * 1e3 for ms in campaign.ms[http.name, arm]]
 
     absent = Baseline(Arm.ABSENT.value, rates(Arm.ABSENT))
-    return measured("norev.http64_tokens", rates(Arm.ARMED), baseline=absent, unit="tokens/s")
+    return measured(
+        "norev.http64_tokens", rates(Arm.ARMED), baseline=absent, unit="tokens/s",
+        better=Better.HIGHER,
+    )  # fmt: skip
 
 
 def run_all(options: Options, console: Console) -> Path:
