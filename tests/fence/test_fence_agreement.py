@@ -29,7 +29,7 @@ def mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mailbox
 
 def plan(slot: SlotRef, serial: int = 1) -> StepPlan:
     work = (ScopedWork("old", slot, 0, 2048),)
-    return StepPlan(serial, 2048, work, True, True, 1e6, 8.0)
+    return StepPlan(serial, 2048, work, True, True, 1e6)
 
 
 def run(points: SafePoints, step: StepPlan, layer: Callable[[int], None]) -> int:

@@ -93,9 +93,7 @@ class StepControl:
         may_stop = self.may_stop and (worth or not self.ahead) and not whole()
         armed = may_stop and worth
         self._serial += 1
-        plan = StepPlan(
-            self._serial, tokens, scoped, may_stop, armed, predicted_ms, self.bound_ms, silent
-        )
+        plan = StepPlan(self._serial, tokens, scoped, may_stop, armed, predicted_ms, silent)
         self._running[step] = plan
         return plan
 

@@ -42,7 +42,6 @@ class StepPlan:
     may_stop: bool  # nothing is built on it before it is launched
     armed: bool  # long enough to need safe points
     predicted_ms: float | None
-    bound_ms: float  # on residual work
     silent: bool = False  # nobody gets a token of it: only parts of prompts are computed
 
     def computes(self, request_id: str) -> bool:
