@@ -6,6 +6,7 @@ Two steps in flight by hand: scheduled and computed, their results taken later a
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,6 +117,30 @@ def test_nothing_more_of_the_old_plan_is_scheduled_while_its_step_is_awaited(lab
     assert lab.scheduler.schedule().total_num_scheduled_tokens == 0
     _take(lab, results[1:])
     assert lab.request("old") is None
+    lab.fence(lab.key)
+
+
+@pytest.mark.parametrize("revised", [False, True])
+def test_the_launch_by_workers_of_their_own_is_waited_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, revised: bool
+) -> None:
+    """Then the next step is scheduled; not for a plan that was revised while the wait lasted."""
+    launched: list[int] = []
+    lab.submit("old", OLD, lab.tag(lab.key))
+    lab.step()
+    first = _compute(lab)
+    monkeypatch.setattr(lab.scheduler.steps, "launched", launched.__contains__)
+
+    def ended(serial: int) -> None:
+        if revised:
+            lab.advance(lab.key)
+        launched.append(serial)
+
+    monkeypatch.setattr(lab.scheduler, "participants", Mock(ended=ended))
+    second = _compute(lab)
+    assert launched and bool(second[0].total_num_scheduled_tokens) is not revised
+    monkeypatch.undo()
+    _take(lab, [first, second])
     lab.fence(lab.key)
 
 

@@ -73,6 +73,18 @@ def test_a_step_queues_behind_one_that_is_launched_and_brings_no_token(silent: b
     assert steps.holding is not silent
 
 
+def test_what_is_worth_waiting_for_is_the_launch_of_a_silent_step() -> None:
+    """Not one that brings tokens, for then nothing queues behind it at all."""
+    steps = control(ahead=True)
+    steps.plan(1, {"old": (0, 1)}, TAGS)
+    assert steps.launching is None
+    plan = steps.plan(2, {"old": (0, 2048)}, TAGS, silent=True)
+    assert plan is not None and steps.launching == plan.serial
+    steps.plan(3, {"old": (2048, 2048)}, TAGS)
+    assert steps.launching is None
+    assert control().launching is None
+
+
 def test_results_are_awaited_for_those_that_an_armed_step_computes() -> None:
     """Also of the step before the armed one; not for others, and not without an armed step."""
     steps = control(ahead=True)

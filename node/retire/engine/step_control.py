@@ -55,6 +55,14 @@ class StepControl:
             for plan in self._running.values()
         )
 
+    @property
+    def launching(self) -> int | None:
+        """Serial of the armed step behind which one may queue once it is launched; or None."""
+        armed = [plan for plan in self._running.values() if plan.armed]
+        if not self.ahead or not armed or not all(plan.silent for plan in armed):
+            return None
+        return max(plan.serial for plan in armed)
+
     def awaited(self, request_id: str) -> bool:
         """Whether results to come, an armed step's among them, tell how far a request comes."""
         return (

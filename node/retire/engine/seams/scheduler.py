@@ -245,7 +245,7 @@ class RetireSchedulerMixin(StepFence):
         self.tend_leases()
         aside = self._set_aside()
         pause = self._pause_state
-        if self._awaited or self.steps.holding:
+        if self._must_wait():
             self._pause_state = PauseState.PAUSED_ALL  # nothing is built on what may be abandoned
         quantum = versions.short_chunks(self, self.quantum) if self.tags else nullcontext()
         try:

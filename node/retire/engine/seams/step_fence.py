@@ -122,6 +122,17 @@ class StepFence:
         finally:
             self._step, self._abandoned = None, set()
 
+    def _must_wait(self) -> bool:
+        """Whether nothing may be scheduled now.
+
+        Workers of their own are still launching the step when the next one could be scheduled: that
+        is waited for, as its result would be otherwise.
+        """
+        if (serial := self.steps.launching) is not None:
+            self.participants.ended(serial)
+            self.retire_stale()
+        return self._awaited or self.steps.holding
+
     def _awaits_result(self, request_id: str) -> bool:
         """Whether an armed step's result, still to come, tells how far a request has come.
 
