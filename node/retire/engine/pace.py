@@ -59,30 +59,36 @@ class Pace:
         self._event, self._clock_s, self._sleep = event, clock_s, sleep
         self._marks: deque[tuple[Event, float]] = deque(maxlen=AHEAD_MAX + 1)  # and when made, s
         self._launched = 0  # marks put behind work so far
+        self._first = 1  # mark of the step
         self._seen: _Seen | None = None
-        self._layer_ms: deque[float] = deque(maxlen=LAYERS_KEPT)
-        self._predicted_ms: float | None = None  # of a layer, before any was seen
+        self._tokens = 0  # of the step
+        self._measured_ms: deque[float] = deque(maxlen=LAYERS_KEPT)  # layers of the step
+        self._known_ms: float | None = None  # a layer of the step before, by tokens
+        self._predicted_ms: float | None = None
         self.ahead = 1  # layers that the host is ahead of the device, at most
 
-    def begin(self, layer_ms: float | None) -> None:
-        """Before an armed step; ``layer_ms``: what one of its layers will take, None: unknown.
+    def begin(self, tokens: int, predicted_ms: float | None) -> None:
+        """Before an armed step; ``predicted_ms``: what one of its layers may take, None: unknown.
 
         Marks of the step before are kept: the device may not have come to them yet. Layers ahead
         make up the lead; their number stays for the step, as ranks that stop together rely on it.
         """
-        self._predicted_ms = layer_ms
-        self.ahead = max(1, min(AHEAD_MAX, math.ceil(LEAD_MS / layer_ms))) if layer_ms else 1
-        self._layer_ms.clear()
-        self._seen = None
+        known_ms = self._layer_ms
+        self._known_ms = known_ms * tokens / self._tokens if known_ms and self._tokens else None
+        self._tokens, self._predicted_ms = tokens, predicted_ms
+        lead = LEAD_MS / (self._known_ms or predicted_ms or LEAD_MS)
+        self.ahead = max(1, min(AHEAD_MAX, math.ceil(lead)))
+        self._measured_ms.clear()
+        self._first, self._seen = self._launched + 1, None
 
     @property
-    def layer_ms(self) -> float | None:
-        """What a layer takes; None: unknown."""
-        return min(self._layer_ms, default=self._predicted_ms)
+    def _layer_ms(self) -> float | None:
+        """What a layer takes, measured. A prediction is no reason to wait: it would come true."""
+        return min(self._measured_ms, default=self._known_ms)
 
     def left_ms(self) -> float | None:
         """What the device still has of what is launched; None: unknown."""
-        layer_ms = self.layer_ms
+        layer_ms = self._layer_ms or self._predicted_ms
         if layer_ms is None:
             return None
         if self._seen is None:
@@ -100,8 +106,8 @@ class Pace:
             return
         awaited, made_s = self._marks[-1 - self.ahead]
         number = self._launched - self.ahead
-        if awaited.query():  # when is not known, only that it was not before it was made
-            self._seen = _Seen(number, made_s, exact=False)
+        if awaited.query():
+            self._found_reached(number, made_s)
         else:
             while not awaited.query():
                 look()
@@ -111,19 +117,32 @@ class Pace:
             look()
             self._sleep(POLL_S)
 
+    def _found_reached(self, mark: int, made_s: float) -> None:
+        """When is not known, only that it was not before the mark was made.
+
+        An idle device comes to the first mark of a step at once. Later on the host was late: it
+        waited for more than a layer takes, and what it knew of that is no longer believed.
+        """
+        if mark == self._first:
+            self._seen = _Seen(mark, made_s, exact=False)
+            return
+        self._seen = None
+        if mark > self._first:
+            self._known_ms = None
+            self._measured_ms.clear()
+
     def _reached(self, mark: int) -> None:
         now, before = _Seen(mark, self._clock_s(), exact=True), self._seen
-        if before is not None and before.exact:
-            self._layer_ms.append((now.at_s - before.at_s) * 1e3 / (now.mark - before.mark))
+        if before is not None and before.exact and before.mark >= self._first:
+            self._measured_ms.append((now.at_s - before.at_s) * 1e3 / (now.mark - before.mark))
         self._seen = now
 
     def _early_ms(self) -> float:
         """How long the next layer can still wait.
 
-        A little less than a layer seems to take: where the host was late, what it saw the device
-        take holds its own lateness, which would otherwise stay.
+        A little less than a layer seems to take: the next one may be shorter.
         """
-        layer_ms = self.layer_ms
+        layer_ms = self._layer_ms
         if self._seen is None or layer_ms is None:
             return 0.0
         since_ms = (self._clock_s() - self._seen.at_s) * 1e3

@@ -108,7 +108,8 @@ class SafePoints:
 
             self._pace = Pace(torch.cuda.Event)
         layers, predicted_ms = self._model_layers, plan.predicted_ms
-        self._pace.begin(predicted_ms / layers if predicted_ms and layers else None)
+        layer_ms = predicted_ms / layers if predicted_ms and layers else None
+        self._pace.begin(plan.tokens, layer_ms)
         self._margin = self._pace.ahead + 2
 
     def end(self) -> None:
