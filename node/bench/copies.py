@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import turns
+from bench import plots_copies, turns
 from bench.report import ROOT, p50, value, write
 
 if TYPE_CHECKING:
@@ -201,10 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     series = {
         f"{name}_s": getattr(samples, name) for name in ("out", "back", "plain_out", "plain_back")
     }
-    path = write(
-        "copies", rows(samples, options.size), device=device, samples=series, root=options.root
-    )
+    made = rows(samples, options.size)
+    path = write("copies", made, device=device, samples=series, root=options.root)
+    note = f"{options.size / 1e6:.0f} MB in {options.pages} pages; medians of n = {options.rounds}"
     console.print(f"written: {path}")
+    console.print(f"drawn: {plots_copies.draw(made, path.with_suffix('.svg'), note=note)}")
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import turns
+from bench import plots_cost, turns
 from bench.cost_load import Server, Span, Workload, run
 from bench.cost_servers import CPU_ARGS, CUDA_ARGS, both
 from bench.dominance_engine import on_cuda
@@ -159,6 +159,13 @@ def _save(campaign: Campaign, options: Options, console: Console) -> Path:
     device = "h200" if options.cuda else "cpu"
     path = write("cost", made, device=device, samples=samples, root=options.root)
     console.print(f"written: {path}")
+    changes = {
+        (one.name, arm.name.lower()): campaign.change_pct(one.name, arm)
+        for one in options.workloads
+        for arm in (Arm.UNARMED, Arm.ARMED)
+    }
+    note = f"{Path(options.model).name}; n = {options.groups} groups, arms in rotating order"
+    console.print(f"drawn: {plots_cost.draw(changes, path.with_suffix('.svg'), note=note)}")
     return path
 
 

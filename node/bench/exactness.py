@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from bench import turns
+from bench import plots_exactness, turns
 from bench.goals import Better
 from bench.report import ROOT, Row, value, write
 
@@ -249,10 +249,14 @@ def run(options: Options, console: Console) -> tuple[Path, list[str]]:
         console.print(f"FAULT: {line}", style="bold red")
     bench = "exactness_batch_invariant" if options.batch_invariant else "exactness"
     samples = {what: [min(one, 1e9) for one in series] for what, series in found.drift.items()}
-    samples |= {"power": found.power, "faulted": found.faulted}
+    samples |= {"power": found.power, "faulted": found.faulted, "bystander": found.bystander}
     device = "h200" if on_cuda() else "cpu"
     path = write(bench, made, device=device, samples=samples, root=options.root)
-    console.print(f"written: {path}")
+    note = (
+        f"{Path(options.model).name}; prefixes of {' and '.join(map(str, options.lengths))} tokens"
+    )
+    picture = plots_exactness.draw(samples, path.with_suffix(".svg"), bound=found.bound, note=note)
+    console.print(f"written: {path}\ndrawn: {picture}")
     return path, faults(found)
 
 

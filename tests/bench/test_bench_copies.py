@@ -21,6 +21,7 @@ def test_a_short_run_writes_both_directions(tmp_path: Path):
         assert found[metric]["ours"] > 0 and found[metric]["goal"] == "> 0.8"
         assert found[f"{metric}_rate"]["baseline"] > 0
     assert all(len(series) == 3 for series in document["samples"].values())
+    assert "</svg>" in (tmp_path / "results" / "cpu" / "copies.svg").read_text()
 
 
 def test_a_share_is_of_the_plain_copy_of_its_round():

@@ -30,6 +30,7 @@ def test_a_quick_run_writes_every_load_of_every_arm(tmp_path: Path):
     for load in LOADS:
         for arm in Arm:
             assert min(document["samples"][f"{load} {arm.name.lower()} ms"]) > 0
+    assert "</svg>" in path.with_suffix(".svg").read_text()
 
 
 @pytest.mark.stack
