@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import threading
+import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from bench.stack import ENGINE_ARGS, Stack, StackSettings
 from bench.stack_streams import CHAT, COMPLETIONS, Agent, Flow, streamed
 from retire.cli.stack.layout import layout_of
 from retire.client import Retire, Superseded
+from retire.engine import turns
 from retire.protocol.contract import Policy
 from retire.protocol.errors import Forbidden, PolicyRefused, Unauthenticated, VersionConflict
 from retire.protocol.versions import ScopeKey, Version
@@ -129,19 +132,27 @@ def test_rollback_inherits_nothing(agent: Agent) -> None:
     assert again["choices"][0]["text"] == answer.json()["choices"][0]["text"]
 
 
+def _in_line(stack: Stack) -> int:
+    """Inputs that wait, of every scope, as the API processes count them."""
+    mailbox = layout_of(stack.dir / "state", os.environ).mailbox
+    (file,) = mailbox.parent.glob(f"{mailbox.name}.turns-*")
+    return sum(array("Q", file.read_bytes())[turns.WAITING :: turns.WORDS])
+
+
 def test_enqueue_runs_them_in_order(agent: Agent) -> None:
     """One after the other, each under the current version; a SUPERSEDE goes past the line."""
     running = _running(agent, "enqueue")
     order: list[int] = []
 
     def ask(number: int) -> None:
-        agent.stack.complete(PREFIX, _headers(agent, "enqueue"), max_tokens=4)
+        agent.stack.complete(PREFIX, _headers(agent, "enqueue"), max_tokens=24)
         order.append(number)
 
     waiting = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
-    for thread in waiting:
+    for number, thread in enumerate(waiting, 1):
         thread.start()
-        thread.join(0.2)  # in line before the next one comes
+        while _in_line(agent.stack) < number:
+            time.sleep(0.01)
     assert order == []
     answer = agent.post("supersede", {"expected_version": "1.0"})
     assert answer.status_code == 200, answer.text
