@@ -180,12 +180,21 @@ def test_short_layers_are_launched_several_ahead(layer_ms: float | None, ahead: 
     assert pace.ahead == ahead
 
 
+def test_ranks_are_equally_far_ahead_whatever_each_has_measured() -> None:
+    """They stop at one layer only if none can be past it. CONTROL: their measurements differ."""
+    ranks = [warm(Device(layer_ms)) for layer_ms in (0.3, 1.6)]
+    for pace in ranks:
+        pace.begin(TOKENS, 1.0)
+    assert ranks[0]._known_ms != ranks[1]._known_ms
+    assert {pace.ahead for pace in ranks} == {1}
+
+
 def test_a_steps_layers_are_known_from_the_one_before_by_its_tokens() -> None:
-    """Half as many tokens, half as long."""
-    device = Device(1.6)
-    pace = warm(device)
+    """A quarter of the tokens, a quarter of the time."""
+    pace = warm(Device(6.4))
+    whole = pace._layer_ms
     pace.begin(TOKENS // 4, None)
-    assert pace.ahead == 3
+    assert whole is not None and pace._known_ms == pytest.approx(whole / 4)
 
 
 def test_the_host_is_never_further_ahead_than_it_says() -> None:

@@ -23,7 +23,7 @@ LEAD_MS: Final = 1.0  # wake-up, the first kernels of a layer, and noise of the 
 POLL_S: Final = 0.00005
 AHEAD_MAX: Final = 4  # layers
 LAYERS_KEPT: Final = 4
-SURE: Final = 0.95
+SURE: Final = 0.95  # of a layer's time: the next one may be shorter
 
 
 class Event(Protocol):
@@ -71,13 +71,13 @@ class Pace:
         """Before an armed step; ``predicted_ms``: what one of its layers may take, None: unknown.
 
         Marks of the step before are kept: the device may not have come to them yet. Layers ahead
-        make up the lead; their number stays for the step, as ranks that stop together rely on it.
+        make up the lead. Their number stays for the step and comes from the prediction alone, which
+        every rank has: ranks that stop together rely on it, and each measures something else.
         """
         known_ms = self._layer_ms
         self._known_ms = known_ms * tokens / self._tokens if known_ms and self._tokens else None
         self._tokens, self._predicted_ms = tokens, predicted_ms
-        lead = LEAD_MS / (self._known_ms or predicted_ms or LEAD_MS)
-        self.ahead = max(1, min(AHEAD_MAX, math.ceil(lead)))
+        self.ahead = max(1, min(AHEAD_MAX, math.ceil(LEAD_MS / (predicted_ms or LEAD_MS))))
         self._measured_ms.clear()
         self._first, self._seen = self._launched + 1, None
 
@@ -138,10 +138,7 @@ class Pace:
         self._seen = now
 
     def _early_ms(self) -> float:
-        """How long the next layer can still wait.
-
-        A little less than a layer seems to take: the next one may be shorter.
-        """
+        """How long the next layer can still wait."""
         layer_ms = self._layer_ms
         if self._seen is None or layer_ms is None:
             return 0.0
