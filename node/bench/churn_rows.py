@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from bench.churn_engine import Arm, Trial
+from bench.exactness_weights import POWER
 from bench.report import Row, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESAMPLES: Final = 2000
-POWER: Final = 0.05  # nats between two tenants' answers, at least
 TOLERANCE: Final = 1e-3  # logprob of another tenant; other batch shapes round differently
 IDLE: Final = 0.0  # no churn at all: the successor comes at once
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from bench.distributed_engine import Ranks, Size, Topology
 
+FRAMES_MIN: Final = 16  # tokens of a co-tenant
 NATIVE: Final = "native vLLM: the step runs to its end"
 RESEND: Final = "native abort + prefix caching"
 COLD: Final = "native abort + cold"
@@ -190,7 +191,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5 if cuda else 2)
     parser.add_argument("--root", type=File, default=ROOT, help="folder that holds results/")
     parser.add_argument("--raw", type=File, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if given.frames < FRAMES_MIN:
+        parser.error(
+            f"--frames {given.frames}: at least {FRAMES_MIN}, of which 8 come before timing"
+        )
+    return given
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

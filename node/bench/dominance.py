@@ -14,6 +14,7 @@ Usage: python -m bench.dominance [--model PATH] [--device cpu|cuda] [--quick] [-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -199,8 +200,8 @@ def _options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     parser.add_argument("--prompt", type=int, default=8192 if cuda else 1024, help="tokens")
     parser.add_argument("--quanta", default="1024,2048,4096" if cuda else "128,256,512")
-    parser.add_argument("--overlaps", default=_listed(OVERLAPS), help="of the contexts")
-    parser.add_argument("--instants", default=_listed(INSTANTS), help="of the prefill")
+    parser.add_argument("--overlaps", type=parts, default=_listed(OVERLAPS), help="of the contexts")
+    parser.add_argument("--instants", type=parts, default=_listed(INSTANTS), help="of the prefill")
     parser.add_argument("--pairs", type=int, default=5 if cuda else 3)
     parser.add_argument("--sync", action="store_true", help="without asynchronous scheduling")
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model")
@@ -211,15 +212,19 @@ def _options(arguments: Sequence[str] | None) -> Options:
     if given.quick:
         return quick(given.root)
     quanta = tuple(int(quantum) for quantum in given.quanta.split(","))
-    overlaps, instants = _parts(given.overlaps), _parts(given.instants)
     return Options(
-        given.model, given.prompt, quanta, given.pairs, overlaps, instants,
+        given.model, given.prompt, quanta, given.pairs, given.overlaps, given.instants,
         asynchronous=not given.sync, root=given.root,
     )  # fmt: skip
 
 
-def _parts(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+def parts(text: str) -> tuple[float, ...]:
+    """Parts of a whole from a command line; ArgumentTypeError says what is wanted."""
+    with contextlib.suppress(ValueError):
+        found = tuple(float(part) for part in text.split(","))
+        if all(0 <= part <= 1 for part in found):
+            return found
+    raise argparse.ArgumentTypeError(f"numbers from 0 to 1 with commas between them; got {text!r}")
 
 
 def _listed(parts: Sequence[float]) -> str:

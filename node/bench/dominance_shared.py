@@ -13,6 +13,7 @@ import statistics
 from typing import TYPE_CHECKING, Final
 
 from bench.dominance_engine import BYSTANDER_TOKENS, Arm, Cell, Subject
+from bench.exactness_weights import POWER
 from bench.report import Baseline, Row, measured, value
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from bench.lab import Stream
 
 TOLERANCE: Final = 1e-3  # logprob; other batch shapes round differently
-POWER: Final = 0.05  # what another prompt must move it by, at least
 PLACES: Final = ((0.9, 0.7), (0.0, 0.5), (0.5, 0.3))  # overlap, instant
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from bench import plots_exactness, turns
+from bench.exactness_weights import POWER
 from bench.goals import Better
 from bench.report import ROOT, Row, value, write
 
@@ -40,7 +41,6 @@ NATIVE: Final = "native abort and resend"
 SEEDS: Final = 5
 REPETITIONS: Final = 2
 FAULTS: Final = 3  # trials of the page-fault control
-POWER: Final = 0.05  # nats that another prefix must move an answer by, at least
 POWER_SHARE: Final = 0.1  # a drift of this share of the power is another answer
 
 

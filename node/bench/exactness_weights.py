@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bench.lab import Lab
 
+POWER: Final = 0.05  # nats that another input must move an answer by, or nothing can be told
 SHARP: Final = 2.0  # weight of the norms of queries and keys: each token attends to few others
 LOUD: Final = 8.0  # what attention adds to the residual stream, times
 HEAD_STD: Final = 0.05  # of the output matrix: the likeliest tokens are told apart

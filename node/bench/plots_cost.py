@@ -1,5 +1,4 @@
-"""What a run without a revision costs, group by group. Must never measure: it draws what it is
-given."""
+"""The cost of a run without a revision, by group. Must never measure: it draws what it is given."""
 
 from __future__ import annotations
 
@@ -7,12 +6,12 @@ import statistics
 from typing import TYPE_CHECKING, Final
 
 from bench import plots
+from bench.goals import GOALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-GOAL_PCT: Final = 0.3
 _ARMS: Final = (("unarmed", plots.SECOND, -0.17), ("armed", plots.OURS, 0.17))
 
 
@@ -29,7 +28,8 @@ def draw(changes: Mapping[tuple[str, str], Sequence[float]], path: Path, *, note
                 markeredgewidth=2.5, label=arm if not number else None,
             )  # fmt: skip
     axis.axvline(0, color=plots.INK, linewidth=0.8)
-    axis.axvline(GOAL_PCT, color=plots.NATIVE, linewidth=0.8, linestyle="--", label="goal")
+    goal = GOALS[f"norev.{workloads[0]}_pct"].bound
+    axis.axvline(goal, color=plots.NATIVE, linewidth=0.8, linestyle="--", label="goal")
     axis.set_yticks(range(len(workloads)), workloads)
     axis.invert_yaxis()
     axis.set_xlabel("% longer than without the plugin; dots: groups, bars: medians")

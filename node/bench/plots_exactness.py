@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAST: Final = 1e-6  # nats; below, and at zero, the axis is linear
-POWER: Final = ("power", "faulted")  # the comparisons that must be off
+CONTROLS: Final = ("power", "faulted")  # the comparisons that must be off
 _COLOURS: Final = {"power": plots.COLD, "faulted": plots.NATIVE}
 _NAMES: Final = {"power": "another prefix", "faulted": "overwritten pages"}
 
 
 def draw(series: Mapping[str, Sequence[float]], path: Path, *, bound: float, note: str) -> Path:
     """``series``: nats by what was compared; ``bound``: from where on it is another answer."""
-    names = [name for name in series if name not in POWER] + [p for p in POWER if p in series]
+    names = [name for name in series if name not in CONTROLS] + [p for p in CONTROLS if p in series]
     made, (axis,) = plots.figure(1, width=8.4, height=1.5 + 0.32 * len(names))
     for number, name in enumerate(names):
         axis.plot(

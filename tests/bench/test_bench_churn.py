@@ -76,6 +76,16 @@ def test_a_broken_promise_would_be_seen(planted: dict, fault: str):
     assert fault in line
 
 
+def test_a_comparison_without_power_would_be_seen():
+    """Control: where every tenant's answer is the same, a mix-up would not show."""
+    campaign = _campaign()
+    for trials in campaign.trials.values():
+        trials[:] = [replace(t, churned=(((7,), (-1.0,)), ((8,), (-1.0,)))) for t in trials]
+    assert faults(rows(campaign, (1, 2))) == [
+        "churn.bystander_power is 0 nats: no comparison here can tell"
+    ]
+
+
 def test_a_lost_prefix_would_be_seen():
     """Control: one trial that kept less misses the goal."""
     campaign = _campaign()

@@ -68,3 +68,10 @@ def test_a_topology_has_one_name():
 def test_a_silence_is_between_two_neighbours():
     """The longest one, ms."""
     assert longest_gap_ms([0.0, 0.010, 0.050, 0.055]) == pytest.approx(40)
+
+
+def test_too_few_frames_are_refused_by_the_option(capsys: pytest.CaptureFixture[str]):
+    """A co-tenant that ends before anybody else begins has no silence to be measured."""
+    with pytest.raises(SystemExit):
+        distributed.main(["--frames", "8"])
+    assert "--frames 8: at least 16" in capsys.readouterr().err

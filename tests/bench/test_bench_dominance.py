@@ -102,3 +102,14 @@ def test_a_bystander_may_move_as_far_as_natively_and_no_further():
     assert found([other, 1e-5], [other, 0.0]) == []
     assert found([other, 1e-5], [0.0, 0.0]) == ["compose.bystander_changed"]
     assert found([0.2, 0.0], [0.0, 0.0]) == ["compose.bystander_logprob_drift"]
+
+
+@pytest.mark.parametrize("text", ["half", "0.5,2", "-0.1", ""])
+def test_parts_that_are_none_are_refused_by_the_option(
+    text: str, capsys: pytest.CaptureFixture[str]
+):
+    """Before anything starts. CONTROL: parts are taken."""
+    assert dominance.parts("0,0.5,1") == (0.0, 0.5, 1.0)
+    with pytest.raises(SystemExit):
+        dominance.main([f"--overlaps={text}"])
+    assert "--overlaps: numbers from 0 to 1 with commas between them" in capsys.readouterr().err
